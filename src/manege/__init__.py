@@ -1,0 +1,24 @@
+"""manege trains many GANs at once: one pair a class, or a coevolving grid of them.
+
+The verbs of the command line are functions here too, imported when first used, so that
+``import manege`` stays free of torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from manege.api import export, load_model, resume, sample, train
+
+__all__ = ["__version__", "export", "load_model", "resume", "sample", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from manege import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'manege' has no attribute {name!r}")

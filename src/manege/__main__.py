@@ -1,0 +1,5 @@
+"""``python -m manege``."""
+
+from manege.cli import main
+
+main()

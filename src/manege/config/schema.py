@@ -1,0 +1,221 @@
+"""The run configuration: a frozen tree of typed values with units in their names.
+
+Everything that decides a run's result is here, and nothing else is: where the run directory
+lies is the command's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+SMALLEST_CLASS = 8
+"""Fewer pictures of a label than this cannot be trained on."""
+
+SIZES = tuple(
+    size
+    for size in range(8, 257)
+    if size % (4 if size <= 32 else 8 if size <= 64 else 16 if size <= 128 else 32) == 0
+)
+"""Picture sides: the convolutional generator's start resolution must be a whole number."""
+
+
+class Method(StrEnum):
+    """How cells share data and centres."""
+
+    PER_CLASS = "per-class"
+
+
+class Loss(StrEnum):
+    """What generator and discriminator minimise."""
+
+    BCE = "bce"
+    WASSERSTEIN = "wasserstein"
+
+
+class Activation(StrEnum):
+    """The non-linearity between the layers of a multilayer perceptron."""
+
+    LEAKY_RELU = "leaky_relu"
+    TANH = "tanh"
+
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", re.I)
+
+
+def parse_duration(value: Any) -> Any:
+    """Seconds from ``90``, ``90s``, ``10m`` or ``1h30m``; anything else as it came."""
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value.strip())
+    if not match or not any(match.groups()):
+        return value
+    hours, minutes, seconds = (float(group or 0) for group in match.groups())
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def _side(value: int) -> int:
+    if value not in SIZES:
+        near = sorted(sorted(SIZES, key=lambda side: abs(side - value))[:2])
+        raise ValueError(f"a side the networks can make; nearest are {near[0]} and {near[1]}")
+    return value
+
+
+def _label(value: Any) -> Any:
+    if isinstance(value, bool):
+        spelled = "true/yes/on" if value else "false/no/off"
+        raise ValueError(f"a label, but YAML reads an unquoted {spelled} as a boolean: quote it")
+    return str(value) if isinstance(value, int) else value
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_inf_nan=False)]
+Label = Annotated[str, BeforeValidator(_label), Field(min_length=1)]
+Side = Annotated[int, AfterValidator(_side)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A frozen part of the configuration that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class DataConfig(Section):
+    """Which pictures, and in what form."""
+
+    source: str = Field(min_length=1)
+    """A dataset's name, an image folder, or an .npz file."""
+    root: str | None = None
+    """Where named datasets lie; else MANEGE_DATA, else the download cache."""
+    classes: tuple[Label, ...] | None = Field(default=None, min_length=1)
+    """The labels to train, all when null."""
+    size: Side | None = None
+    """Side of the square pictures; the data's own when null."""
+    channels: Literal[1, 3] | None = None
+    """1 grey, 3 colour; the data's own when null."""
+    limit_per_class: int | None = Field(default=None, ge=SMALLEST_CLASS)
+    """Train on at most this many pictures of a label; p(y) does not change."""
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        if self.classes is not None and len(set(self.classes)) < len(self.classes):
+            raise ValueError("classes: a label is named twice; name each once")
+        return self
+
+
+class DcganNetworks(Section):
+    """The convolutional pair of Tables 1 and 2 of the W-CGAN papers."""
+
+    kind: Literal["dcgan"] = "dcgan"
+    latent: int = Field(default=100, ge=1, le=4096)
+    batchnorm_eps: float = Field(default=0.8, gt=0)
+    """Of every BatchNorm but the generator's first, which has 1e-5 as in Table 1."""
+    dropout: float = Field(default=0.25, ge=0, lt=1)
+
+
+class MlpNetworks(Section):
+    """The multilayer perceptrons of Table I of the cellular paper."""
+
+    kind: Literal["mlp"] = "mlp"
+    latent: int = Field(default=64, ge=1, le=4096)
+    hidden: int = Field(default=256, ge=1, le=8192)
+    activation: Activation = Activation.TANH
+
+
+Networks = Annotated[DcganNetworks | MlpNetworks, Field(discriminator="kind")]
+
+
+class NoConstraint(Section):
+    """The discriminator is left alone, as in the papers."""
+
+    kind: Literal["none"] = "none"
+
+
+class ClipConstraint(Section):
+    """The discriminator's weights, BatchNorm's exempted, are cut to ±bound after each update."""
+
+    kind: Literal["clip"] = "clip"
+    bound: Positive = 0.01
+
+
+Constraint = Annotated[NoConstraint | ClipConstraint, Field(discriminator="kind")]
+
+
+class Optimiser(Section):
+    """Adam, a rate for each network."""
+
+    generator_lr: Rate = 2e-4
+    discriminator_lr: Rate = 2e-4
+    beta1: float = Field(default=0.5, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+
+
+class Training(Section):
+    """What one step does."""
+
+    loss: Loss = Loss.WASSERSTEIN
+    constraint: Constraint = NoConstraint()
+    optimiser: Optimiser = Optimiser()
+    batch: int = Field(default=100, ge=2, le=65536)
+    n_critic: int = Field(default=1, ge=1, le=100)
+    """Discriminator updates before each generator update."""
+    batches_per_round: int | None = Field(default=None, ge=1)
+    """Length of a round; one pass over the cell's data when null."""
+
+
+class Checkpoints(Section):
+    """When a cell's state is committed, besides at its end and when stopped; whichever is first."""
+
+    every_s: Seconds = 30.0
+    every_rounds: int | None = Field(default=None, ge=1)
+
+
+class Sheets(Section):
+    """Sample sheets at fixed latents while training."""
+
+    every_rounds: int = Field(default=20, ge=1)
+    pictures: int = Field(default=64, ge=1, le=1024)
+
+
+class RunConfig(Section):
+    """The whole of it."""
+
+    method: Method = Method.PER_CLASS
+    preset: str
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    rounds: int | None = Field(default=None, ge=1, le=10_000_000)
+    """Total rounds of every cell."""
+    budget_s: Seconds | None = None
+    """Wall time of training, shared out over the classes; with rounds, whichever ends first."""
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d+)$")
+    threads_per_cell: int = Field(default=1, ge=1, le=256)
+    """Two threads change a convolution's bits, so this belongs to the run, not the machine."""
+    data: DataConfig
+    networks: Networks = DcganNetworks()
+    training: Training = Training()
+    checkpoints: Checkpoints = Checkpoints()
+    sheets: Sheets = Sheets()
+
+    @model_validator(mode="after")
+    def _check(self) -> RunConfig:
+        if self.rounds is None and self.budget_s is None:
+            raise ValueError("rounds and budget_s are both null; set one, or the run has no end")
+        return self
+
+    def identity(self) -> str:
+        """Digest of what decides the arithmetic: two runs that share it compute the same bits.
+
+        Left out is what may change on resume (length, device, when to save) and where the data
+        lie: the pictures themselves are in the checkpoint's ``data`` digest.
+        """
+        kept = self.model_dump(
+            mode="json",
+            include={"method", "seed", "threads_per_cell", "networks", "training"},
+        )
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,172 @@
+"""From preset, file, flags and ``--set`` to one validated configuration, and back to YAML.
+
+All problems are found in one go; `problems` words them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from manege.config.presets import DEFAULT_PRESET, PRESETS
+from manege.config.problems import expected_one_of, join_problems, tell
+from manege.config.schema import DataConfig, RunConfig
+from manege.errors import ConfigError
+
+MAX_FILE_BYTES = 1_000_000
+
+Tree = dict[str, Any]
+
+
+def resolve(
+    *,
+    preset: str | None = None,
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    sets: Iterable[str] = (),
+) -> RunConfig:
+    """The configuration made of all sources, each overriding the ones before it.
+
+    Args:
+        preset: its name; else the one the file names, else the default.
+        file: a YAML file.
+        flags: dotted keys to values; those that are None were not given.
+        sets: ``dotted.key=value`` texts, the value read as YAML.
+    """
+    from_file = load_yaml(file) if file else {}
+    over: Tree = {}
+    problems: list[str] = []
+    for key, value in (flags or {}).items():
+        if value is not None:
+            _place(over, key, value)
+    for text in sets:
+        try:
+            key, value = _parse_set(text)
+            _place(over, key, value)
+        except ConfigError as error:
+            problems.append(str(error))
+
+    name = preset or over.pop("preset", None) or from_file.get("preset") or DEFAULT_PRESET
+    if name not in PRESETS:
+        problems.append(f"preset: found {name!r}, {expected_one_of(PRESETS, str(name))}")
+        name = DEFAULT_PRESET
+    given = _merge(from_file, over)
+    merged = _merge(_defaults(), _merge(PRESETS[name][1], {**given, "preset": name}))
+    if given.get("budget_s") is not None and "rounds" not in given:
+        merged["rounds"] = None  # The preset's length must not cut a budget the user asked for.
+    return _validate(merged, problems, where=str(file) if file else "configuration")
+
+
+def load_yaml(path: Path) -> Tree:
+    """The mapping in a YAML file; no tags, no aliases, no repeated keys, at most 1 MB."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise ConfigError(
+                f"{path}: found {size:,} bytes, expected at most {MAX_FILE_BYTES:,}; "
+                "is this a configuration file?"
+            )
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); give --config an existing YAML file"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text; expected a YAML file") from None
+    try:
+        tree = yaml.load(text, Loader=_PlainLoader)  # A SafeLoader with more refused.
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}:" if mark else ""
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{path}:{line} not usable YAML ({what})") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            f"{path}: found a {type(tree).__name__}, expected `key: value` lines; "
+            "see `manege train digits --print-config`"
+        )
+    return tree
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The full configuration as YAML that `resolve(file=…)` turns into the same one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Refuses aliases (a small file could grow without bound) and repeated keys."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                None, None, f"alias *{event.anchor} refused: write the value out", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key.value!r} stands twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _parse_set(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text!r}: expected key=value, as in --set training.batch=64")
+    try:
+        return key.strip(), yaml.load(value, Loader=_PlainLoader)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {text!r}: the value is not usable YAML") from None
+
+
+def _place(tree: Tree, dotted: str, value: Any) -> None:
+    """Put value at a dotted key, as one more source over what the tree holds."""
+    nested: Any = value
+    for part in reversed(dotted.split(".")):
+        nested = {part: nested}
+    merged = _merge(tree, nested)
+    tree.clear()
+    tree.update(merged)
+
+
+def _defaults() -> Tree:
+    """Every value the schema has a default for."""
+    tree = RunConfig(preset="", rounds=1, data=DataConfig(source="-")).model_dump(mode="json")
+    del tree["preset"], tree["rounds"], tree["data"]["source"]
+    return tree
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+    """Both trees, `over` winning; another `kind` replaces the section it stands in."""
+    merged = dict(under)
+    for key, value in over.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            other_kind = "kind" in value and value["kind"] != old.get("kind", value["kind"])
+            merged[key] = value if other_kind else _merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _validate(tree: Tree, problems: list[str], *, where: str) -> RunConfig:
+    try:
+        config = RunConfig.model_validate(tree)
+    except ValidationError as error:
+        problems += [tell(problem, tree) for problem in error.errors(include_url=False)]
+    else:
+        if not problems:
+            return config
+    raise ConfigError(join_problems(where, problems))
