@@ -34,7 +34,3 @@ class MachineError(ManegeError):
     """Disk, permissions, device or a missing extra: nothing the configuration can mend."""
 
     exit_code = EXIT_MACHINE
-
-
-class Stopped(BaseException):
-    """Asked to stop by a signal; like KeyboardInterrupt no handler of errors may swallow it."""

@@ -23,7 +23,7 @@ from manege.config.schema import (
     parse_duration,
 )
 from manege.config.seeds import stream
-from manege.config.sources import load_yaml, resolve, to_yaml
+from manege.config.sources import amended, load_yaml, resolve, to_yaml
 
 __all__ = [
     "DEFAULT_PRESET",
@@ -43,6 +43,7 @@ __all__ = [
     "Optimiser",
     "RunConfig",
     "Training",
+    "amended",
     "load_yaml",
     "parse_duration",
     "resolve",

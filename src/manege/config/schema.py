@@ -216,6 +216,13 @@ class RunConfig(Section):
         """
         kept = self.model_dump(
             mode="json",
-            include={"method", "seed", "threads_per_cell", "networks", "training"},
+            include={
+                "method": True,
+                "seed": True,
+                "threads_per_cell": True,
+                "networks": True,
+                "training": True,
+                "data": {"size", "channels"},
+            },
         )
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

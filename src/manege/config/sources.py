@@ -61,6 +61,14 @@ def resolve(
     return _validate(merged, problems, where=str(file) if file else "configuration")
 
 
+def amended(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """The configuration with some dotted keys set anew, None included, validated again."""
+    tree = config.model_dump(mode="json")
+    for key, value in changes.items():
+        _place(tree, key, value)
+    return _validate(tree, [], where="configuration")
+
+
 def load_yaml(path: Path) -> Tree:
     """The mapping in a YAML file; no tags, no aliases, no repeated keys, at most 1 MB."""
     try:

@@ -1,0 +1,205 @@
+"""The verbs of the command line as functions: train, resume, sample, export, load_model.
+
+Owns what a verb does; the command line only parses, calls and prints.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manege import __version__
+from manege.config import RunConfig, amended, resolve, to_yaml
+from manege.data import Dataset, Split, open_dataset
+from manege.errors import ConfigError
+from manege.progress import Lines
+from manege.rundir import RunDir
+from manege.sampler import Model, Samples, of_run, open_model, run_config
+from manege.trainer import Outcome, Watcher, run
+
+__all__ = ["Run", "continue_run", "export", "load_model", "resume", "sample", "start_run", "train"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has come to an end, or to a stop."""
+
+    path: Path
+    config: RunConfig
+    outcome: Outcome
+
+    @property
+    def model(self) -> Model:
+        """The combined sampler as it stands."""
+        return open_model(self.path)
+
+
+def train(data: str, *, out: str | Path | None = None, **options: Any) -> Run:
+    """Train on a dataset and wait for the end.
+
+    Args:
+        data: a dataset's name, an image folder or an .npz file.
+        out: the run directory to make; the next free one below ``runs/`` when None.
+        options: ``preset``, ``config`` (a file), or any configuration key with ``__`` for dots:
+            ``rounds=50``, ``training__batch=64``, ``data__classes=["3", "8"]``.
+    """
+    preset, file = options.pop("preset", None), options.pop("config", None)
+    flags = {"data.source": data} | {key.replace("__", "."): v for key, v in options.items()}
+    config = resolve(preset=preset, file=Path(file) if file else None, flags=flags)
+    return start_run(config, out=Path(out) if out else None)
+
+
+def resume(run: str | Path, *, rounds: int | None = None, budget_s: float | None = None) -> Run:
+    """Go on with a run, to a new total length when one is given."""
+    return continue_run(Path(run), rounds=rounds, budget_s=budget_s)
+
+
+def sample(model: str | Path | Model, count: int, **options: Any) -> Samples:
+    """Draw pictures; options are those of `Model.sample`."""
+    opened = model if isinstance(model, Model) else open_model(Path(model))
+    return opened.sample(count, **options)
+
+
+def export(run: str | Path, out: str | Path) -> Model:
+    """Write a run's model as it stands into a folder of its own."""
+    path = Path(run)
+    model = open_model(path) if (path / "model.json").is_file() else of_run(RunDir.open(path))
+    model.save(Path(out))
+    return model
+
+
+def load_model(path: str | Path) -> Model:
+    """The model in a model folder or a run directory."""
+    return open_model(Path(path))
+
+
+def _never() -> str | None:
+    return None
+
+
+def start_run(
+    config: RunConfig,
+    *,
+    out: Path | None = None,
+    watcher: Watcher | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    stop: Callable[[], str | None] = _never,
+    command: str | None = None,
+) -> Run:
+    """A new run, from opening the data to the combined model."""
+    dataset = open_dataset(config.data)
+    config = _settled(config, dataset)
+    decode(dataset, say, stop)
+    rundir = RunDir.create(
+        out,
+        name=f"{dataset.name}-{config.method.value}",
+        config=to_yaml(config),
+        command=command or shlex.join(sys.argv),
+        environment=environment(),
+    )
+    say(f"run directory: {rundir.path}")
+    with rundir.start():
+        rundir.write_json("data.json", _data_record(dataset))
+        outcome = run(config, rundir, dataset, watcher=watcher or Lines(), stop=stop)
+    return Run(rundir.path, config, outcome)
+
+
+def continue_run(
+    path: Path,
+    *,
+    rounds: int | None = None,
+    budget_s: float | None = None,
+    watcher: Watcher | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    stop: Callable[[], str | None] = _never,
+) -> Run:
+    """Go on with a run; a new length replaces the old, of either kind."""
+    rundir = RunDir.open(path)
+    config = run_config(rundir)
+    if rounds is not None or budget_s is not None:
+        config = amended(config, {"rounds": rounds, "budget_s": budget_s})
+    with rundir.start():
+        dataset = open_dataset(config.data)
+        _check_same_data(rundir, dataset)
+        decode(dataset, say, stop)
+        rundir.write_config(to_yaml(config))
+        outcome = run(config, rundir, dataset, watcher=watcher or Lines(), stop=stop)
+    return Run(path, config, outcome)
+
+
+def decode(dataset: Dataset, say: Callable[[str], None], stop: Callable[[], str | None]) -> None:
+    """Bring every class into the cache now, so that a broken picture is found before training."""
+    for number, label in enumerate(dataset.labels, start=1):
+        if number % 20 == 1 and len(dataset.labels) > 20:
+            say(f"reading class {number} of {len(dataset.labels)}: {label}")
+        dataset.digest(label, Split.TRAIN)
+        if stopped_by := stop():
+            raise KeyboardInterrupt(stopped_by)
+
+
+def environment() -> dict[str, Any]:
+    """What the run was made with."""
+    import torch
+
+    return {
+        "manege": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
+    """The configuration with what the data decided: size, channels, where a path lies."""
+    source = config.data.source
+    if Path(source).expanduser().exists() and source != dataset.name:
+        source = str(Path(source).expanduser().resolve())  # Resume may start elsewhere.
+    data = {"data.source": source, "data.size": dataset.size, "data.channels": dataset.channels}
+    return amended(config, data)
+
+
+def _data_record(dataset: Dataset) -> Mapping[str, Any]:
+    return {
+        "name": dataset.name,
+        "size": dataset.size,
+        "channels": dataset.channels,
+        **dataset.split_record(),
+    }
+
+
+def _check_same_data(rundir: RunDir, dataset: Dataset) -> None:
+    path = rundir.path / "data.json"
+    if not path.exists():
+        rundir.write_json("data.json", _data_record(dataset))
+        return
+    old, new = json.loads(path.read_text(encoding="utf-8")), _data_record(dataset)
+    if old != json.loads(json.dumps(new)):
+        changed = sorted(_differences(old, new))
+        raise ConfigError(
+            f"{rundir.path}: the dataset has changed since the run began "
+            f"({', '.join(changed[:3])}); put it back, or start a new run"
+        )
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterable[str]:
+    for key in {*old, *new}:
+        if key == "classes":
+            classes_old, classes_new = old.get(key, {}), new[key]
+            yield from (
+                f"class {label}"
+                for label in {*classes_old, *classes_new}
+                if classes_old.get(label) != classes_new.get(label)
+            )
+        elif old.get(key) != new.get(key):
+            yield key

@@ -1,0 +1,141 @@
+"""The individual: a network, its Adam state and its header in one flat float32 record.
+
+    weights | buffers | first moments | second moments | header
+
+The network's parameters and buffers are views into the record, so cloning, exchange, hashing and
+checkpointing are one copy. Owns those views and the optimiser step; refuses to go on when
+something has broken the views.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+
+from manege.models import ALIGN, layout_of
+
+HEADER = ("steps", "learning_rate", "loss", "id", "parent", "origin")
+"""Adam steps taken, rate, index of the loss in use, and for lineage: own id, parent's, origin."""
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+class Individual(Generic[Network]):
+    """A network living in a flat record."""
+
+    def __init__(self, network: Network, device: torch.device) -> None:
+        """Give `network`, built without storage, a record of zeros on `device`.
+
+        A parametrisation must be on the network before this: afterwards it would split a
+        parameter off the record.
+        """
+        self.network = network
+        self._layout = layout_of(network)
+        floats, weights = self._layout.num_floats, self._layout.num_weights
+        self.record = torch.zeros(floats + 2 * weights + ALIGN, device=device)
+        self.weights = self.record[:weights]
+        self._moments = self.record[floats:-ALIGN].view(2, weights)
+        self._header = self.record[-ALIGN:]
+        self._gradient = torch.zeros(weights, device=device)
+        for slot in self._layout.parameters:
+            parameter = nn.Parameter(slot.of(self.record))
+            parameter.grad = slot.of(self._gradient)
+            slot.owner.register_parameter(slot.attribute, parameter)
+        for slot in self._layout.buffers:
+            slot.owner.register_buffer(slot.attribute, slot.of(self.record))
+        self.learning_rate = 0.0
+        self._set_header("parent", -1)
+
+    @property
+    def steps(self) -> int:
+        """Adam steps taken."""
+        return int(self._header[HEADER.index("steps")].item())
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Use `rate` from the next step on."""
+        self._set_header("learning_rate", rate)
+        self._read_header()
+
+    def zero_gradients(self) -> None:
+        """Forget the gradients without letting go of their storage."""
+        self._gradient.zero_()
+
+    @torch.no_grad()
+    def adam_step(self, *, beta1: float, beta2: float) -> None:
+        """One Adam step along the gathered gradients, over all weights at once."""
+        adam(
+            [self.weights],
+            [self._gradient],
+            [self._moments[0]],
+            [self._moments[1]],
+            [],
+            [self._header[HEADER.index("steps")]],
+            fused=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=self.learning_rate,
+            weight_decay=0.0,
+            eps=1e-8,
+            maximize=False,
+        )
+
+    def to_numpy(self) -> np.ndarray:
+        """The record on the host; on a CPU a view, so copy it or use it up before the next step."""
+        self.check_views()
+        return self.record.detach().cpu().numpy()
+
+    @torch.no_grad()
+    def load(self, record: np.ndarray) -> None:
+        """Become what `record` holds."""
+        if record.shape != tuple(self.record.shape) or record.dtype != np.float32:
+            raise ValueError(
+                f"record of {record.dtype} {record.shape}, expected float32 ({len(self.record)},)"
+            )
+        self.record.copy_(torch.from_numpy(record))
+        self._read_header()
+
+    @torch.no_grad()
+    def copy_from(self, other: Self) -> None:
+        """Become a copy of another individual of the same layout, optimiser state and all."""
+        self.record.copy_(other.record)
+        self._read_header()
+
+    def check_views(self) -> None:
+        """Raise when a parameter, buffer or gradient no longer lives in its flat storage.
+
+        `network.to(memory_format=…)`, `zero_grad()` and a parametrisation put on afterwards do
+        that without a word; training would go on beside the record.
+        """
+        for slot in self._layout.parameters:
+            parameter = slot.owner._parameters.get(slot.attribute)
+            _require_view(f"parameter {slot.name}", parameter, slot.of(self.record))
+            gradient = parameter.grad if parameter is not None else None
+            _require_view(f"gradient of {slot.name}", gradient, slot.of(self._gradient))
+        for slot in self._layout.buffers:
+            buffer = slot.owner._buffers.get(slot.attribute)
+            _require_view(f"buffer {slot.name}", buffer, slot.of(self.record))
+
+    def __deepcopy__(self, memo: object) -> Self:
+        raise TypeError("deepcopy would tear the views apart; build another and copy_from()")
+
+    def _set_header(self, field: str, value: float) -> None:
+        self._header[HEADER.index(field)] = value
+
+    def _read_header(self) -> None:
+        # Cached: reading it from the record each step would make a GPU wait.
+        self.learning_rate = self._header[HEADER.index("learning_rate")].item()
+
+
+def _require_view(what: str, tensor: Tensor | None, view: Tensor) -> None:
+    if (
+        tensor is None
+        or tensor.data_ptr() != view.data_ptr()
+        or tensor.stride() != view.stride()
+        or tensor.shape != view.shape
+    ):
+        raise RuntimeError(f"{what} has left the individual's flat storage")

@@ -1,0 +1,287 @@
+"""The verbs and their options."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from manege import __version__
+from manege.cli import data, model
+from manege.cli.output import emit_json, say
+from manege.errors import (
+    EXIT_FAILED_CELL,
+    EXIT_FINE,
+    EXIT_STOPPED,
+)
+
+app = typer.Typer(
+    name="manege",
+    help="Train many GANs at once: one pair for each class, combined into one sampler.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog="First: `manege train digits --budget 2m`, then `manege sample RUN -n 64 -o a.png`.",
+)
+app.add_typer(data.app, name="data")
+app.add_typer(model.app, name="model")
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        say(f"manege {__version__}")
+        raise typer.Exit(EXIT_FINE)
+
+
+@app.command()
+def train(
+    data: Annotated[
+        str,
+        typer.Argument(help="digits, mnist, fashion-mnist, an image folder, or an .npz file."),
+    ],
+    method: Annotated[str | None, typer.Option(help="per-class: a pair for each label.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="paper (Wasserstein, the default) or paper-dc (binary cross-entropy)."),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Passes over each class's pictures.", show_default=False)
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Training time instead of rounds, shared out over the classes: 10m, 1h30m."
+        ),
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Only these labels, separated by commas.")
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Side; else the data's own.")] = None,
+    channels: Annotated[
+        int | None, typer.Option(help="1 grey, 3 colour; else as the data.")
+    ] = None,
+    limit_per_class: Annotated[
+        int | None, typer.Option(help="Train on at most so many pictures of a class.")
+    ] = None,
+    networks: Annotated[str | None, typer.Option(help="dcgan or mlp.")] = None,
+    loss: Annotated[str | None, typer.Option(help="bce or wasserstein.")] = None,
+    constraint: Annotated[
+        str | None, typer.Option(help="On the discriminator: none or clip.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Pictures in a batch.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same result.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    checkpoint_every: Annotated[
+        str | None, typer.Option(help="Save by time (30s, 5m) or by rounds (10).")
+    ] = None,
+    sheet_every: Annotated[
+        int | None, typer.Option(help="Draw sample sheets every so many rounds.")
+    ] = None,
+    data_root: Annotated[
+        str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file over the preset.")] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key, last of all; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory to make; else runs/NNNN-….")
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the full configuration and stop.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Train one GAN for each class of DATA and combine them into a sampler.
+
+    Sources of the configuration, each over the ones before: --preset, --config, the other flags,
+    --set. Ctrl-C saves and stops; `manege resume RUN` goes on as if nothing had happened.
+    """
+    from manege.cli.samples import parse_labels
+    from manege.config import resolve, to_yaml
+
+    settings = resolve(
+        preset=preset,
+        file=config,
+        flags={
+            "method": method,
+            "rounds": rounds,
+            "budget_s": budget,
+            "seed": seed,
+            "device": device,
+            "data.source": data,
+            "data.root": data_root,
+            "data.classes": parse_labels(classes),
+            "data.size": size,
+            "data.channels": channels,
+            "data.limit_per_class": limit_per_class,
+            "networks.kind": networks,
+            "training.loss": loss,
+            "training.constraint.kind": constraint,
+            "training.batch": batch,
+            "sheets.every_rounds": sheet_every,
+            **_checkpoint_every(checkpoint_every),
+        },
+        sets=sets or (),
+    )
+    if print_config:
+        if json_:
+            emit_json(settings.model_dump(mode="json"))
+        else:
+            sys.stdout.write(to_yaml(settings))
+        return
+
+    from manege.api import start_run
+    from manege.progress import for_this_terminal
+    from manege.stopping import StopSignals
+
+    with StopSignals() as stop, for_this_terminal() as watcher:
+        run = start_run(
+            settings,
+            out=out,
+            watcher=watcher,
+            say=watcher.say,
+            stop=stop,
+            command=shlex.join(["manege", *sys.argv[1:]]),
+        )
+    _report(run, as_json=json_)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    rounds: Annotated[int | None, typer.Option(help="New total of rounds.")] = None,
+    budget: Annotated[str | None, typer.Option(help="New total of training time.")] = None,
+    json_: Json = False,
+) -> None:
+    """Go on with a run that was stopped, killed, or is to become longer.
+
+    The result is bit for bit what it would have been without the interruption.
+    """
+    from manege.api import continue_run
+    from manege.config import parse_duration
+    from manege.progress import for_this_terminal
+    from manege.stopping import StopSignals
+
+    with StopSignals() as stop, for_this_terminal() as watcher:
+        done = continue_run(
+            run,
+            rounds=rounds,
+            budget_s=parse_duration(budget),
+            watcher=watcher,
+            say=watcher.say,
+            stop=stop,
+        )
+    _report(done, as_json=json_)
+
+
+@app.command()
+def sample(
+    source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run or a model folder.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="out.png (a sheet), out.npz, or a folder.")
+    ],
+    count: Annotated[int, typer.Option("-n", help="How many pictures.")] = 64,
+    label: Annotated[str | None, typer.Option(help="All of this label.")] = None,
+    balanced: Annotated[
+        bool, typer.Option("--balanced", help="Equally many of each label.")
+    ] = False,
+    weights: Annotated[
+        str | None, typer.Option(help="Labels by these weights: cat=3,dog=1.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same pictures.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
+    json_: Json = False,
+) -> None:
+    """Draw pictures from a run or a model; labels by p(y) unless told otherwise."""
+    from manege.cli.samples import check_free, parse_weights, write
+
+    check_free(out, force=force)
+    chosen = parse_weights(weights)
+    from manege.sampler import open_model
+
+    opened = open_model(source)
+    drawn = opened.sample(
+        count, label=label, balanced=balanced, weights=chosen, seed=seed, device_name=device
+    )
+    for name, reason in opened.missing.items():
+        sys.stderr.write(f"manege: label {name!r} is missing from this model: {reason}\n")
+    files = write(drawn, out, recipe={"model": opened.digest, "seed": str(seed)})
+    if json_:
+        counts = {name: drawn.labels.count(name) for name in opened.labels}
+        emit_json(
+            {
+                "out": str(out),
+                "files": files,
+                "count": count,
+                "labels": counts,
+                "seed": seed,
+                "model": opened.digest,
+                "missing": dict(opened.missing),
+            }
+        )
+    else:
+        say(f"{count} pictures in {out}")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The model folder to make.")],
+    json_: Json = False,
+) -> None:
+    """Write a run's combined model, as it stands, into a folder that needs nothing else."""
+    from manege.api import export as export_run
+
+    model.report(export_run(run, out), out, as_json=json_)
+
+
+def _checkpoint_every(text: str | None) -> dict[str, Any]:
+    """`10` is rounds, `30s` is time."""
+    if text is None:
+        return {}
+    return {"checkpoints.every_rounds" if text.isdigit() else "checkpoints.every_s": text}
+
+
+def _report(run: Any, *, as_json: bool) -> None:
+    """Print how the run ended; exit with its code."""
+    from manege.progress import duration
+
+    outcome = run.outcome
+    sheet = run.path / "samples" / "model.png"
+    has_model = outcome.state != "stopped" and sheet.exists()
+    if as_json:
+        emit_json(
+            {
+                "run": str(run.path),
+                "state": outcome.state,
+                "rounds": outcome.rounds,
+                "failed": outcome.failed,
+                "seconds": round(outcome.seconds, 3),
+                "model": str(run.path / "model") if has_model else None,
+                "sheet": str(sheet) if has_model else None,
+            }
+        )
+    elif outcome.state == "stopped":
+        say(f"stopped and saved; go on with: manege resume {shlex.quote(str(run.path))}")
+    else:
+        say(f"{outcome.state} in {duration(outcome.seconds)}: {run.path}")
+        if has_model:
+            say(f"  model   {run.path / 'model'}")
+            say(f"  sheet   {sheet}")
+            say(f"  draw    manege sample {shlex.quote(str(run.path))} -n 64 -o samples.png")
+    for cell, reason in outcome.failed.items():
+        sys.stderr.write(f"manege: class {cell!r} failed and is missing: {reason}\n")
+    codes = {"stopped": EXIT_STOPPED, "failed": EXIT_FAILED_CELL}
+    raise typer.Exit(codes.get(outcome.state, EXIT_FINE))

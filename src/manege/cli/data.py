@@ -1,0 +1,130 @@
+"""`manege data …`: what datasets there are, and what is in one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manege.cli.output import emit_json, say
+
+if TYPE_CHECKING:
+    from manege.config import DataConfig
+    from manege.data import Report
+
+app = typer.Typer(help="What datasets there are, and what is in one.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+
+
+@app.command("list")
+def list_(
+    data_root: Annotated[
+        str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """List the datasets that have a name, and what else `train` takes."""
+    from manege.data import list_datasets
+
+    rows = list_datasets(data_root)
+    if json_:
+        emit_json({"datasets": rows})
+        return
+    for row in rows:
+        count = f"{row['pictures']:,} pictures, " if row["pictures"] else ""
+        say(f"{row['name']:16}{row['description']} ({count}{row['where']})")
+
+
+@app.command()
+def check(
+    data: Annotated[str, typer.Argument(help="A dataset's name, an image folder, or an .npz.")],
+    classes: Annotated[
+        str | None, typer.Option(help="Only these labels, separated by commas.")
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Side the pictures will have.")] = None,
+    channels: Annotated[int | None, typer.Option(help="1 grey, 3 colour.")] = None,
+    data_root: Annotated[
+        str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")
+    ] = None,
+    sheet: Annotated[
+        Path | None, typer.Option(help="Also write a picture sheet, a row a class: sheet.png.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the sheet.")] = False,
+    json_: Json = False,
+) -> None:
+    """Look at every picture: counts, sizes, broken and duplicate files, memory it will take."""
+    from manege.cli.samples import check_free, parse_labels
+    from manege.config import resolve
+    from manege.data import check as check_data
+
+    if sheet is not None:
+        check_free(sheet, force=force)
+    config = resolve(
+        flags={
+            "data.source": data,
+            "data.root": data_root,
+            "data.classes": parse_labels(classes),
+            "data.size": size,
+            "data.channels": channels,
+        }
+    ).data
+    report = check_data(config, progress=_progress())
+    if sheet is not None:
+        _write_sheet(sheet, config)
+    if json_:
+        emit_json({**report.as_dict(), "sheet": str(sheet) if sheet else None})
+    else:
+        _print(report)
+        if sheet is not None:
+            say(f"sheet: {sheet}")
+
+
+def _progress() -> Callable[[int, int], None] | None:
+    """A counter on the terminal; silent elsewhere."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        if done % 500 == 0 or done == total:
+            sys.stderr.write(f"\rlooked at {done:,} of {total:,} pictures")
+            if done == total:
+                sys.stderr.write("\n")
+
+    return show
+
+
+def _write_sheet(path: Path, config: DataConfig) -> None:
+    from manege.data import open_dataset
+    from manege.data import sheet as draw
+    from manege.pictures import save_png
+
+    dataset = open_dataset(config)
+    save_png(path, draw(dataset), {"data": dataset.name, "rows": ", ".join(dataset.labels)})
+
+
+def _print(report: Report) -> None:
+    kind = "grey" if report.channels == 1 else "colour"
+    side = report.size
+    say(f"{report.name}: {len(report.classes)} classes, trained as {side}x{side} {kind}")
+    say(f"held out: {report.held_out_rule}; decoded {report.memory_bytes / 1e6:,.1f} MB")
+    for count in report.classes:
+        say(f"  {count.label:20} {count.train:7,} to train on {count.held_out:7,} held out")
+    sizes = ", ".join(f"{w}x{h} ({n:,})" for w, h, n in report.sides.commonest)
+    modes = ", ".join(f"{mode} ({n:,})" for mode, n in report.modes.items())
+    say(f"original sizes: {sizes or 'none'}; modes: {modes or 'none'}")
+    for broken in report.broken:
+        say(f"broken: {broken.name}: {broken.reason}")
+    for name in report.ignored:
+        say(f"ignored: {name}")
+    for duplicate in report.duplicates:
+        places = " = ".join(f"{p.label}/{p.name} ({p.split})" for p in duplicate.pictures[:6])
+        more = len(duplicate.pictures) - 6
+        say(f"duplicate: {places}" + (f" and {more} more" if more > 0 else ""))
+    for problem in report.problems:
+        say(f"PROBLEM: {problem}")
+    if not report.problems:
+        say("fine to train on")

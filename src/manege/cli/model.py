@@ -1,0 +1,93 @@
+"""`manege model …`: look into models, join them, take classes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manege.cli.output import emit_json, say
+
+if TYPE_CHECKING:
+    from manege.sampler import Model
+
+app = typer.Typer(help="Look into models, join them, take classes out.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="The model folder to make.")]
+
+
+@app.command()
+def show(
+    source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run or a model folder.")],
+    json_: Json = False,
+) -> None:
+    """List a model's classes, their share and how they were trained."""
+    from manege.sampler import open_model
+
+    report(open_model(source), source, as_json=json_)
+
+
+@app.command()
+def merge(
+    models: Annotated[list[Path], typer.Argument(metavar="A B …", help="Models or runs.")],
+    out: Out,
+    json_: Json = False,
+) -> None:
+    """Make one model of several; every class keeps drawing the very same pictures."""
+    from manege.errors import ConfigError
+    from manege.sampler import open_model
+
+    if len(models) < 2:
+        raise ConfigError(f"model merge: found {len(models)} model, expected at least two")
+    merged = open_model(models[0])
+    for path in models[1:]:
+        merged = merged.merged(open_model(path))
+    merged.save(out)
+    report(merged, out, as_json=json_)
+
+
+@app.command()
+def drop(
+    source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run or a model folder.")],
+    labels: Annotated[list[str], typer.Option("--class", help="Take out; may be repeated.")],
+    out: Out,
+    json_: Json = False,
+) -> None:
+    """Make a model without some classes; the others keep drawing the very same pictures."""
+    from manege.sampler import open_model
+
+    smaller = open_model(source).without(labels)
+    smaller.save(out)
+    report(smaller, out, as_json=json_)
+
+
+def report(model: Model, path: Path, *, as_json: bool) -> None:
+    """Print what a model is."""
+    probabilities = model.probabilities
+    if as_json:
+        emit_json(
+            {
+                "model": str(path),
+                "digest": model.digest,
+                "size": model.shape.size,
+                "channels": model.shape.channels,
+                "labels": [
+                    {"label": c.label, "p": probabilities[c.label], "trained": dict(c.trained)}
+                    for c in model.components
+                ],
+                "missing": dict(model.missing),
+            }
+        )
+        return
+    say(f"{path}: {len(model.labels)} classes, {model.shape.size}x{model.shape.size}, ", end="")
+    say(f"{'grey' if model.shape.channels == 1 else 'colour'}, digest {model.digest}")
+    for component in model.components:
+        trained = component.trained
+        say(
+            f"  {component.label:20} p {probabilities[component.label]:.4f}  "
+            f"{trained.get('rounds', '?')} rounds, preset {trained.get('preset', '?')}"
+        )
+    for label, reason in model.missing.items():
+        say(f"  {label:20} missing: {reason}")

@@ -1,0 +1,144 @@
+"""Datasets that are arrays in a few files: idx, .npz and scikit-learn's digits.
+
+The labels are read at opening, the pictures only when a cache entry must be made, and then once
+for all classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manege.data.decode import Form, Seen, array_to_form, pixel_digest
+from manege.data.split import Split
+from manege.errors import DataError, MachineError
+
+_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Part:
+    """One split's arrays: labels at hand, pictures behind a function."""
+
+    prefix: str
+    """Begins the pictures' names: ``train/123``."""
+    targets: npt.NDArray[np.int64]
+    """Each picture's position in the source's labels."""
+    pictures: Callable[[], npt.NDArray[np.uint8]]
+    """Reads and checks them all, N x H x W x C."""
+    stamps: tuple[Any, ...]
+    """What identifies the content without reading it; a tuple among them is a file's stamp."""
+    digits: int = 0
+    """Names' numbers are padded to this width."""
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """A dataset that is decoded all at once."""
+
+    name: str
+    labels: tuple[str, ...]
+    parts: Mapping[Split, Part]
+    shape: tuple[int, int, int]
+    """Height, width, channels."""
+    official: str | None
+    """What to call the split that came with the data, None when it has none."""
+
+    @property
+    def together(self) -> bool:
+        """True: one reading serves every class."""
+        return True
+
+    def found(self, label: str, split: Split) -> tuple[str, ...]:
+        """The names of that label's pictures in that part."""
+        part = self.parts[split]
+        places = np.flatnonzero(part.targets == self.labels.index(label))
+        return tuple(f"{part.prefix}/{place:0{part.digits}d}" for place in places)
+
+    def count(self, label: str, split: Split) -> int:
+        """How many pictures :meth:`found` would name."""
+        return int(np.count_nonzero(self.parts[split].targets == self.labels.index(label)))
+
+    def headers(self, labels: tuple[str, ...]) -> list[Seen]:
+        """One header, for all pictures share it."""
+        height, width, channels = self.shape
+        return [Seen(width, height, _mode(channels), grey=channels == 1)]
+
+    def ignored(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Nothing: an array has no stray files."""
+        return ()
+
+    def stamps(self, label: str, split: Split, names: tuple[str, ...]) -> list[Any]:
+        """What the cache key says of the content."""
+        return [*self._part(split).stamps, names]
+
+    def decode(
+        self, wanted: Mapping[str, tuple[str, ...]], split: Split, form: Form
+    ) -> Iterator[tuple[str, Iterator[npt.NDArray[np.uint8]]]]:
+        """Blocks of the wanted pictures of each label, in the order of their names."""
+        part = self._part(split)
+        pictures = part.pictures()
+        _require_unchanged(part)
+        for label, names in wanted.items():
+            yield label, _blocks(pictures, names, form)
+
+    def inspect(
+        self, wanted: Mapping[str, tuple[str, ...]], split: Split
+    ) -> Iterator[tuple[str, str, Seen | str]]:
+        """Label, name and what was seen of each wanted picture."""
+        pictures = self._part(split).pictures()
+        height, width, channels = self.shape
+        for label, names in wanted.items():
+            for name in names:
+                digest = pixel_digest(pictures[_place(name)])
+                yield label, name, Seen(width, height, _mode(channels), channels == 1, digest)
+
+    def _part(self, split: Split) -> Part:
+        # Without an official split both parts lie in the one array there is.
+        return self.parts.get(split, self.parts[Split.TRAIN])
+
+
+def stamp(path: Path) -> tuple[str, int, int]:
+    """A file's absolute path, size and time of change: what stands for its content."""
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return str(path.absolute()), state.st_size, state.st_mtime_ns
+
+
+def unreadable(path: Path, error: OSError) -> DataError | MachineError:
+    """The error to raise for a data file that the machine would not give."""
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"{path}: not found; it was there when the dataset was opened")
+    return MachineError(f"{path}: cannot be read ({error.strerror or error}); check permissions")
+
+
+def _require_unchanged(part: Part) -> None:
+    """Refuse files that changed since their labels were read: pictures would get wrong ones."""
+    for taken in part.stamps:
+        if isinstance(taken, tuple) and stamp(Path(taken[0])) != taken:
+            raise DataError(f"{taken[0]}: changed while it was in use; leave it alone, start again")
+
+
+def _blocks(
+    pictures: npt.NDArray[np.uint8], names: tuple[str, ...], form: Form
+) -> Iterator[npt.NDArray[np.uint8]]:
+    places = np.array([_place(name) for name in names], dtype=np.int64)
+    as_is = pictures.shape[1:] == (form.size, form.size, form.channels)
+    for start in range(0, len(places), _BLOCK):
+        block = pictures[places[start : start + _BLOCK]]
+        yield block if as_is else np.stack([array_to_form(picture, form) for picture in block])
+
+
+def _place(name: str) -> int:
+    return int(name.rpartition("/")[2])
+
+
+def _mode(channels: int) -> str:
+    return "L" if channels == 1 else "RGB"

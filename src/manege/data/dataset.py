@@ -1,0 +1,176 @@
+"""A dataset, opened: its classes, its held-out part, and the pictures of one class at a time.
+
+Owns the choice of source, the resolved form and the cache entries. Refuses a dataset whose
+classes cannot be trained. Knows nothing of batches, tensors or runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manege.config import SIZES, SMALLEST_CLASS, DataConfig
+from manege.data import cache
+from manege.data.arrays import ArraySource
+from manege.data.decode import RESIZE_RULE, Form
+from manege.data.folder import FolderSource, open_folder
+from manege.data.labels import choose, listed, nearest, printable
+from manege.data.named import KNOWN, open_named
+from manege.data.npz import open_npz
+from manege.data.split import HASH_RULE, Split, by_hash, divide, held_out_count
+from manege.errors import DataError
+
+_DEFAULT_SIZE = 32
+
+
+Source = ArraySource | FolderSource
+"""A kind of dataset: what it holds and how it decodes; it knows no split but an official one."""
+
+
+@dataclass(frozen=True)
+class ClassCount:
+    """How many pictures of a label there are, before ``limit_per_class``."""
+
+    label: str
+    train: int
+    held_out: int
+
+
+class Dataset:
+    """Classes, split and form are settled; pictures are decoded when first asked for."""
+
+    def __init__(self, source: Source, config: DataConfig) -> None:
+        self.source = source
+        self.labels = choose(source.labels, config.classes, source.name)
+        self.name = source.name
+        self._limit = config.limit_per_class
+        self._names: dict[tuple[str, Split], tuple[str, ...]] = {}
+        self.classes = tuple(self._count(label) for label in self.labels)
+        self.size, self.channels = self._resolve(config)
+        self.held_out_rule = (
+            HASH_RULE if source.official is None else f"official {source.official} split"
+        )
+
+    def names(self, label: str, split: Split) -> tuple[str, ...]:
+        """The names of :meth:`pictures`, in the same order."""
+        if label not in self.labels:
+            choose(self.labels, (label,), self.name)
+        if (label, split) not in self._names:
+            if self.source.official is None:
+                names = divide(self.source.found(label, Split.TRAIN))[split]
+            else:
+                names = by_hash(self.source.found(label, split))
+            self._names[label, split] = names[: self._limit] if split is Split.TRAIN else names
+        return self._names[label, split]
+
+    def pictures(self, label: str, split: Split) -> npt.NDArray[np.uint8]:
+        """The decoded pictures, N x size x size x channels, mapped copy-on-write."""
+        return self._entry(label, split).open()
+
+    def digest(self, label: str, split: Split = Split.TRAIN) -> str:
+        """SHA-256 of the bytes of :meth:`pictures`, known without reading them."""
+        return self._entry(label, split).sha256
+
+    def split_record(self) -> dict[str, Any]:
+        """What was held out, to be kept with a run; names only where no official split tells."""
+        by_name = self.source.official is None
+        return {
+            "rule": self.held_out_rule,
+            "classes": {
+                count.label: {
+                    "train": count.train,
+                    "held_out": count.held_out,
+                    **(
+                        {"held_out_names": list(self.names(count.label, Split.HELD_OUT))}
+                        if by_name
+                        else {}
+                    ),
+                }
+                for count in self.classes
+            },
+        }
+
+    def _count(self, label: str) -> ClassCount:
+        found = self.source.count(label, Split.TRAIN)
+        if self.source.official is not None:
+            return ClassCount(label, found, self.source.count(label, Split.HELD_OUT))
+        held_out = held_out_count(found)
+        return ClassCount(label, found - held_out, held_out)
+
+    def _resolve(self, config: DataConfig) -> tuple[int, int]:
+        size, channels = config.size, config.channels
+        if size is not None and channels is not None:
+            return size, channels
+        headers = self.source.headers(self.labels)
+        if size is None:
+            sides = {side for header in headers for side in (header.width, header.height)}
+            shared = sides.pop() if len(sides) == 1 else None
+            size = shared if shared in SIZES else _DEFAULT_SIZE
+        if channels is None:
+            channels = 1 if headers and all(header.grey for header in headers) else 3
+        return size, channels
+
+    def _entry(self, label: str, split: Split) -> cache.Entry:
+        key = self._key(label, split)
+        entry = cache.find(key)
+        if entry is not None:
+            return entry
+        # Keys before content: a file that changes meanwhile must not pass for the one it was.
+        keys = {label: key}
+        if self.source.together:
+            # One reading of the archive serves all classes, so none of them reads it again.
+            others = {other: self._key(other, split) for other in self.labels}
+            keys |= {other: key for other, key in others.items() if cache.find(key) is None}
+        wanted = {other: self.names(other, split) for other in keys}
+        made: dict[str, cache.Entry] = {}
+        for other, blocks in self.source.decode(wanted, split, Form(self.size, self.channels)):
+            shape = (len(wanted[other]), self.size, self.size, self.channels)
+            made[other] = cache.store(keys[other], shape, wanted[other], blocks)
+        return made[label]
+
+    def _key(self, label: str, split: Split) -> str:
+        stamps = self.source.stamps(label, split, self.names(label, split))
+        return cache.key(self.size, self.channels, RESIZE_RULE, label, split.value, stamps)
+
+
+def open_dataset(config: DataConfig) -> Dataset:
+    """The dataset that the configuration names, every chosen class large enough to train."""
+    dataset = survey(config)
+    small = [count for count in dataset.classes if count.train < SMALLEST_CLASS]
+    if small:
+        found = listed([f"{count.label!r} ({count.train})" for count in small])
+        raise DataError(
+            f"{dataset.name}: too few training pictures in class {found}; expected at least "
+            f"{SMALLEST_CLASS} each; add pictures or leave it out with --classes"
+        )
+    return dataset
+
+
+def survey(config: DataConfig) -> Dataset:
+    """The dataset however small its classes are: for looking, not for training."""
+    return Dataset(_open_source(config), config)
+
+
+def _open_source(config: DataConfig) -> Source:
+    if config.source in KNOWN:
+        return open_named(config.source, config.root)
+    path = Path(config.source).expanduser()
+    if path.is_dir():
+        return open_folder(path)
+    if path.is_file():
+        if path.suffix.lower() == ".npz":
+            return open_npz(path)
+        raise DataError(
+            f"{printable(path)}: a file, but no .npz; expected an image folder, an .npz file "
+            f"or a dataset's name ({listed(list(KNOWN))})"
+        )
+    near = nearest(config.source, list(KNOWN))
+    raise DataError(
+        f"data {printable(config.source)}: no dataset of that name and no such path"
+        + (f"; did you mean {near}?" if near else "")
+        + f"; known are {listed(list(KNOWN))}, else give an image folder or an .npz file"
+    )

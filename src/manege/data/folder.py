@@ -1,0 +1,241 @@
+"""Image folders: a subfolder a class, picture files anywhere below it.
+
+Folders are listed when asked for, files opened one class at a time: nothing of another class is
+read to load one. Never follows a link in circles.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manege.data import decode
+from manege.data.arrays import stamp
+from manege.data.decode import SUFFIXES, Broken, Form, Seen
+from manege.data.labels import check_label, natural, printable
+from manege.data.split import Split
+from manege.errors import DataError, MachineError
+
+_TRAIN = "train"
+_HELD_OUT = ("test", "val", "validation")
+
+
+class Kind(Enum):
+    """What a name in a folder leads to, links followed."""
+
+    FOLDER = auto()
+    FILE = auto()
+    OTHER = auto()
+    """A broken link, a pipe, a device: opening it may fail or wait for ever."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Files below a folder, as paths relative to it with forward slashes, in natural order."""
+
+    pictures: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """A dataset that is decoded class by class."""
+
+    name: str
+    labels: tuple[str, ...]
+    root: Path
+    parts: Mapping[Split, Path]
+    """The folder whose subfolders are the classes."""
+    official: str | None
+    """What to call the split that came with the data, None when it has none."""
+    _listings: dict[Path, Listing] = field(default_factory=dict, compare=False)
+
+    @property
+    def together(self) -> bool:
+        """False: a class is decoded when it is asked for."""
+        return False
+
+    def found(self, label: str, split: Split) -> tuple[str, ...]:
+        """The names of that label's picture files in that part."""
+        return self._listing(label, split).pictures
+
+    def count(self, label: str, split: Split) -> int:
+        """How many pictures :meth:`found` would name."""
+        return len(self.found(label, split))
+
+    def headers(self, labels: tuple[str, ...]) -> list[Seen]:
+        """The header of each class's first picture; a broken one is left to the loading."""
+        headers = []
+        for label in labels:
+            for name in self.found(label, Split.TRAIN)[:1]:
+                try:
+                    headers.append(decode.read_header(self._path(label, Split.TRAIN, name)))
+                except Broken:
+                    continue
+        return headers
+
+    def ignored(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Files that are no pictures by their suffix, or lie outside any class."""
+        stray = []
+        for folder in dict.fromkeys((self.root, *self.parts.values())):
+            stray += [(folder / name).relative_to(self.root) for name in _files(folder)]
+        for split, folder in self.parts.items():
+            for label in labels:
+                below = (folder / label).relative_to(self.root)
+                stray += [below / name for name in self._listing(label, split).ignored]
+        return tuple(path.as_posix() for path in stray)
+
+    def stamps(self, label: str, split: Split, names: tuple[str, ...]) -> list[Any]:
+        """Path, size and time of change of each file."""
+        return [stamp(self._path(label, split, name)) for name in names]
+
+    def decode(
+        self, wanted: Mapping[str, tuple[str, ...]], split: Split, form: Form
+    ) -> Iterator[tuple[str, Iterator[npt.NDArray[np.uint8]]]]:
+        """Blocks of the wanted pictures of each label, in the order of their names."""
+        for label, names in wanted.items():
+            yield label, self._blocks(label, names, split, form)
+
+    def inspect(
+        self, wanted: Mapping[str, tuple[str, ...]], split: Split
+    ) -> Iterator[tuple[str, str, Seen | str]]:
+        """Label, name and what was seen of each wanted picture, or why it is broken."""
+        for label, names in wanted.items():
+            for name in names:
+                try:
+                    yield label, name, decode.inspect(self._path(label, split, name))
+                except Broken as error:
+                    yield label, name, str(error)
+
+    def _blocks(
+        self, label: str, names: tuple[str, ...], split: Split, form: Form
+    ) -> Iterator[npt.NDArray[np.uint8]]:
+        for place, name in enumerate(names):
+            path = self._path(label, split, name)
+            try:
+                picture = decode.decode(path, form)
+            except Broken as error:
+                rest = [self._path(label, split, other) for other in names[place + 1 :]]
+                more = sum(_is_broken(other, form) for other in rest)
+                raise DataError(
+                    f"{printable(path)}: {printable(error)}; "
+                    f"{more} more of class {label!r} {'is' if more == 1 else 'are'} broken; "
+                    "run `manege data check` and mend or remove them"
+                ) from error
+            yield picture[np.newaxis]
+
+    def _listing(self, label: str, split: Split) -> Listing:
+        folder = self.parts[split] / label
+        if folder not in self._listings:
+            self._listings[folder] = _walk(folder)
+        return self._listings[folder]
+
+    def _path(self, label: str, split: Split, name: str) -> Path:
+        # Without an official split both parts lie in the one folder there is.
+        return self.parts.get(split, self.parts[Split.TRAIN]) / label / name
+
+
+def open_folder(path: Path) -> FolderSource:
+    """The dataset in that folder."""
+    root = path.absolute()
+    parts, official = _layout(root)
+    labels = natural({label for folder in parts.values() for label in _subfolders(folder)})
+    if not labels:
+        folder = parts[Split.TRAIN]
+        loose = [name for name in _files(folder) if Path(name).suffix.lower() in SUFFIXES]
+        if loose:
+            raise DataError(
+                f"{printable(folder)}: {len(loose)} pictures but no subfolders; "
+                "put each class in its own subfolder"
+            )
+        raise DataError(
+            f"{printable(folder)}: an empty folder; expected a subfolder with pictures for "
+            "each class"
+        )
+    for label in labels:
+        check_label(label, f"{printable(root)}: a class folder")
+    return FolderSource(
+        name=root.resolve().name, labels=labels, root=root, parts=parts, official=official
+    )
+
+
+def _layout(root: Path) -> tuple[dict[Split, Path], str | None]:
+    """Where the parts' class folders lie, and the official held-out folder's name if any."""
+    visible = _subfolders(root)
+    classes = _subfolders(root / _TRAIN) if _TRAIN in visible else []
+    # A class may be called "train": only one with subfolders can be the training part.
+    if not classes:
+        return {Split.TRAIN: root}, None
+    beside = [name for name in _HELD_OUT if name in visible]
+    for name in beside:
+        # A test folder without labels, as contests give them, is no held-out part.
+        if set(classes) & set(_subfolders(root / name)):
+            return {Split.TRAIN: root / _TRAIN, Split.HELD_OUT: root / name}, name
+    if beside or visible == [_TRAIN]:
+        return {Split.TRAIN: root / _TRAIN}, None
+    return {Split.TRAIN: root}, None
+
+
+def _walk(folder: Path) -> Listing:
+    """Every regular file below the folder, links followed, each folder entered once."""
+    pictures: list[str] = []
+    ignored: list[str] = []
+    entered: set[Path] = set()
+    waiting = [folder] if folder.is_dir() else []
+    while waiting:
+        current = waiting.pop()
+        if current.resolve() in entered:
+            continue
+        entered.add(current.resolve())
+        for entry in sorted(_scan(current), key=lambda entry: entry.name, reverse=True):
+            kind = _kind(entry)
+            if kind is Kind.FOLDER:
+                waiting.append(Path(entry.path))
+                continue
+            wanted = kind is Kind.FILE and Path(entry.name).suffix.lower() in SUFFIXES
+            name = Path(entry.path).relative_to(folder).as_posix()
+            (pictures if wanted else ignored).append(name)
+    return Listing(natural(pictures), natural(ignored))
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in _scan(folder) if _kind(entry) is Kind.FOLDER)
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in _scan(folder) if _kind(entry) is not Kind.FOLDER)
+
+
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    """The folder's entries but the hidden ones."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise MachineError(
+            f"{printable(folder)}: cannot be listed ({error.strerror}); check its permissions"
+        ) from error
+
+
+def _kind(entry: os.DirEntry[str]) -> Kind:
+    try:
+        folder, file = entry.is_dir(), entry.is_file()
+    except OSError:
+        # A link to itself, for one.
+        return Kind.OTHER
+    return Kind.FOLDER if folder else Kind.FILE if file else Kind.OTHER
+
+
+def _is_broken(path: Path, form: Form) -> bool:
+    try:
+        decode.decode(path, form)
+    except Broken:
+        return True
+    return False

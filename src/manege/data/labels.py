@@ -1,0 +1,72 @@
+"""Labels and names as people read them: order, nearest spelling, one printable line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+from manege.errors import DataError
+
+_SHOWN = 12
+
+
+def natural(names: Iterable[str]) -> tuple[str, ...]:
+    """The names in the order a person expects: 2 before 10, capitals beside small letters."""
+    return tuple(sorted(names, key=_natural_key))
+
+
+def choose(labels: Sequence[str], wanted: Sequence[str] | None, dataset: str) -> tuple[str, ...]:
+    """The wanted labels in the dataset's own order, all of them when None."""
+    if wanted is None:
+        return tuple(labels)
+    unknown = [label for label in wanted if label not in labels]
+    if unknown:
+        near = nearest(unknown[0], labels)
+        named = ", ".join(repr(label) for label in unknown)
+        raise DataError(
+            f"classes: {dataset} has no {named}"
+            + (f"; nearest is {near!r}" if near else "")
+            + f"; choose among {listed(labels)}"
+        )
+    return tuple(label for label in labels if label in wanted)
+
+
+def nearest(word: str, words: Sequence[str]) -> str | None:
+    """The word that looks most like it, None when none does."""
+    lowered = {known.lower(): known for known in words}
+    close = difflib.get_close_matches(word.lower(), list(lowered), n=1, cutoff=0.5)
+    return lowered[close[0]] if close else None
+
+
+def listed(words: Sequence[str]) -> str:
+    """The words with commas, the first dozen and a count when they are many."""
+    shown = ", ".join(printable(word) for word in words[:_SHOWN])
+    return shown if len(words) <= _SHOWN else f"{shown} and {len(words) - _SHOWN} more"
+
+
+def printable(text: object) -> str:
+    """The text on one line that any terminal can print: a file's name may hold anything."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in str(text)
+    )
+
+
+def check_label(label: str, where: str) -> None:
+    """Refuse a label that could not be the name of a folder, as every label's becomes one."""
+    bad = any(not char.isprintable() or char in "/\\" for char in label)
+    if bad or label.strip() in ("", ".", ".."):
+        raise DataError(
+            f"{where}: {printable(repr(label))} cannot be a label; expected text that could name "
+            "a folder (printable, without slashes); rename it"
+        )
+
+
+def _natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    parts = re.split(r"([0-9]+)", name.casefold())
+    return [
+        (0, int(part), "") if part.isascii() and part.isdigit() else (1, 0, part)
+        for part in parts
+        if part
+    ], name

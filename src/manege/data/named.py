@@ -1,0 +1,115 @@
+"""The datasets known by name, and what else is accepted."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manege.data import digits, idx
+from manege.data.arrays import ArraySource, Part, stamp
+from manege.data.published import FILES, FILES_OF, IDX_DATASETS, IdxDataset, download, locate
+from manege.data.split import Split
+from manege.errors import DataError
+
+KNOWN: dict[str, str] = {
+    digits.NAME: digits.ABOUT,
+    **{dataset.name: dataset.about for dataset in IDX_DATASETS.values()},
+}
+"""The datasets known by name, one line each."""
+
+ACCEPTED: dict[str, str] = {
+    "FOLDER": "an image folder: a subfolder a class, PNG, JPEG, BMP or WebP; "
+    "or train/ and test/ (val/, validation/), each with a subfolder a class",
+    "FILE.npz": "arrays images and labels, maybe test_images and test_labels",
+}
+"""What else ``--data`` takes, one line each."""
+
+
+def open_named(name: str, root: str | None) -> ArraySource:
+    """The dataset of that name, fetched if it must be."""
+    if name == digits.NAME:
+        return digits.open_digits()
+    dataset = IDX_DATASETS[name]
+    return open_idx(dataset, locate(dataset, root) or download(dataset))
+
+
+def list_datasets(root: str | None) -> list[dict[str, Any]]:
+    """Name, description, number of pictures and whereabouts of everything ``--data`` takes."""
+    rows: list[dict[str, Any]] = [
+        {
+            "name": digits.NAME,
+            "description": digits.ABOUT,
+            "pictures": digits.PICTURES,
+            "where": "comes with scikit-learn",
+        }
+    ]
+    for dataset in IDX_DATASETS.values():
+        places = locate(dataset, root)
+        absent = f"not here: would be downloaded from {dataset.url}"
+        rows.append(
+            {
+                "name": dataset.name,
+                "description": dataset.about,
+                "pictures": 70_000,
+                "where": str(places[FILES[0]].parent) if places else absent,
+            }
+        )
+    rows += [
+        {"name": name, "description": about, "pictures": None, "where": "given as a path"}
+        for name, about in ACCEPTED.items()
+    ]
+    return rows
+
+
+def open_idx(dataset: IdxDataset, files: dict[str, Path]) -> ArraySource:
+    """The dataset in those four files."""
+    parts: dict[Split, Part] = {}
+    shapes: dict[Split, tuple[int, int]] = {}
+    for split, (pictures, labels) in FILES_OF.items():
+        count, *side = idx.picture_shape(files[pictures])
+        targets = idx.read_labels(files[labels], classes=len(dataset.labels))
+        if len(targets) != count:
+            raise DataError(
+                f"{files[labels]}: {len(targets)} labels, expected {count}, one for each picture "
+                f"of {files[pictures].name}; get both files again"
+            )
+        if split is Split.TRAIN:
+            _refuse_namesake(dataset, files[labels], targets)
+        shapes[split] = (side[0], side[1])
+        parts[split] = Part(
+            prefix="train" if split is Split.TRAIN else "test",
+            targets=targets.astype(np.int64),
+            pictures=partial(_read_pictures, files[pictures]),
+            stamps=(stamp(files[pictures]), stamp(files[labels])),
+        )
+    if len(set(shapes.values())) > 1:
+        raise DataError(
+            f"{files[FILES[2]]}: pictures are {shapes[Split.HELD_OUT]}, expected "
+            f"{shapes[Split.TRAIN]} as in {files[FILES[0]].name}; get both files again"
+        )
+    return ArraySource(
+        name=dataset.name,
+        labels=dataset.labels,
+        parts=parts,
+        shape=(*shapes[Split.TRAIN], 1),
+        official="test",
+    )
+
+
+def _read_pictures(path: Path) -> npt.NDArray[np.uint8]:
+    return idx.read_pictures(path)[..., np.newaxis]
+
+
+def _refuse_namesake(dataset: IdxDataset, path: Path, targets: npt.NDArray[np.uint8]) -> None:
+    digest = hashlib.sha256(targets.tobytes()).hexdigest()
+    for other in IDX_DATASETS.values():
+        if other.name != dataset.name and other.train_labels_sha256 == digest:
+            raise DataError(
+                f"{path}: these are the labels of {other.name}, expected {dataset.name}; "
+                f"put each dataset into a folder of its name"
+            )

@@ -1,0 +1,195 @@
+"""The published idx datasets: where they lie on this machine, and how they are fetched.
+
+Nothing is downloaded that already lies in a place of the user's or of the system's. What is in
+the files is read elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from manege.data.cache import cache_folder
+from manege.data.labels import printable
+from manege.data.split import Split
+from manege.errors import DataError, MachineError
+
+FILES_OF = {
+    Split.TRAIN: ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    Split.HELD_OUT: ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+FILES = tuple(name for pair in FILES_OF.values() for name in pair)
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class IdxDataset:
+    """A dataset published as four idx files."""
+
+    name: str
+    about: str
+    url: str
+    """Where the four .gz files are, with a slash at the end."""
+    hashes: tuple[str, str, str, str]
+    """Of the published .gz files, in the order of FILES."""
+    labels: tuple[str, ...]
+    train_labels_sha256: str
+    """Of the unzipped training labels: tells the datasets apart, for their files share names."""
+    system: Path | None = None
+    """Where a distribution's package puts it."""
+
+
+MNIST = IdxDataset(
+    name="mnist",
+    about="MNIST: 70,000 handwritten digits, 28x28 grey, official test split",
+    url="https://ossci-datasets.s3.amazonaws.com/mnist/",
+    hashes=(
+        "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ),
+    labels=tuple(str(digit) for digit in range(10)),
+    train_labels_sha256="1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+)
+FASHION = IdxDataset(
+    name="fashion-mnist",
+    about="Fashion-MNIST: 70,000 articles of clothing, 28x28 grey, official test split",
+    url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    hashes=(
+        "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "md5:25c81989df183df01b3e8a0aad5dffbe",
+        "md5:bef4ecab320f06d8554ea6380940ec79",
+        "md5:bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+    labels=(
+        "t-shirt",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle-boot",
+    ),
+    train_labels_sha256="657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+    # Debian's package dataset-fashion-mnist.
+    system=Path("/usr/share/datasets/fashion-mnist"),
+)
+IDX_DATASETS = {dataset.name: dataset for dataset in (MNIST, FASHION)}
+
+
+def locate(dataset: IdxDataset, root: str | None) -> dict[str, Path] | None:
+    """The four files, from the first place that has them; None when none has.
+
+    Order: ``root``, MANEGE_DATA (each itself or its subfolder of the dataset's name), the
+    system's package, the download cache.
+    """
+    places: list[Path] = []
+    if root is not None:
+        given = Path(root).expanduser()
+        if not given.is_dir():
+            raise DataError(f"data.root {printable(root)}: no such folder; expected one with data")
+        places += [given / dataset.name, given]
+    if env := os.environ.get("MANEGE_DATA"):
+        places += [Path(env).expanduser() / dataset.name, Path(env).expanduser()]
+    if dataset.system is not None:
+        places.append(dataset.system)
+    for folder in places:
+        files = _files_in(folder)
+        missing = [name for name in FILES if name not in files]
+        if files and missing:
+            raise DataError(
+                f"{dataset.name} in {folder}: {', '.join(missing)} not found (plain or .gz); "
+                "put all four files there"
+            )
+        if files:
+            return files
+    # The cache may hold half a download: that is not the user's fault, and fetching mends it.
+    files = _files_in(_download_folder(dataset))
+    return files if len(files) == len(FILES) else None
+
+
+def download(dataset: IdxDataset) -> dict[str, Path]:
+    """The four files, fetched into the download cache and checked against their hashes."""
+    import pooch
+
+    folder = _download_folder(dataset)
+    pooch.get_logger().setLevel(logging.WARNING)
+    files = {}
+    for name, known_hash in zip(FILES, dataset.hashes, strict=True):
+        bar = _Bar(f"{dataset.name} {name}") if sys.stderr.isatty() else False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            fetched = pooch.retrieve(
+                f"{dataset.url}{name}.gz",
+                known_hash=known_hash,
+                fname=f"{name}.gz",
+                path=folder,
+                downloader=pooch.HTTPDownloader(timeout=_TIMEOUT_S, progressbar=bar),
+            )
+        except Exception as error:
+            # requests' own errors are OSErrors without a number; the disk's have one.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise MachineError(
+                    f"{folder}: {dataset.name} cannot be kept there ({error.strerror}); "
+                    "free some space or set MANEGE_CACHE to another folder"
+                ) from error
+            needed = ", ".join(f"{file}.gz" for file in FILES)
+            raise DataError(
+                f"{dataset.name}: {name}.gz is not on this machine and could not be downloaded "
+                f"from {dataset.url} ({_reason(error)}); put {needed} into {folder}, or into a "
+                f"folder {dataset.name}/ below data.root or MANEGE_DATA"
+            ) from error
+        files[name] = Path(fetched)
+    return files
+
+
+def _files_in(folder: Path) -> dict[str, Path]:
+    found = {}
+    for name in FILES:
+        # The plain file first: it needs no unzipping.
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                found[name] = path
+                break
+    return found
+
+
+def _download_folder(dataset: IdxDataset) -> Path:
+    return cache_folder() / "downloads" / dataset.name
+
+
+def _reason(error: Exception) -> str:
+    if type(error).__module__.startswith("requests"):
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        return f"the server said {status}" if status else f"no connection: {type(error).__name__}"
+    if isinstance(error, ValueError):
+        return "what the server gave is not the published file"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class _Bar:
+    """What pooch asks of a progress bar, on one line of the terminal."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.total = 0
+        self.done = 0
+
+    def update(self, step: int) -> None:
+        self.done = min(self.done + step, self.total)
+        part = 100 * self.done // self.total if self.total else 0
+        sys.stderr.write(f"\r{self.title}: {part:3d} % of {self.total / 1e6:.1f} MB")
+        sys.stderr.flush()
+
+    def reset(self) -> None:
+        self.done = 0
+
+    def close(self) -> None:
+        sys.stderr.write("\n")

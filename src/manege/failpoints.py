@@ -1,0 +1,56 @@
+"""Places where a test may kill the process, to prove that a crash there does no harm.
+
+Owns the environment variable ``MANEGE_FAILPOINT``; refuses anything but sudden death: no handler
+runs, no buffer is flushed, as when the power or the out-of-memory killer strikes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+from manege.errors import ConfigError
+
+VARIABLE = "MANEGE_FAILPOINT"
+
+
+@dataclass
+class _Armed:
+    name: str
+    remaining: int
+
+
+_armed: _Armed | None = None
+_parsed = False
+
+
+def failpoint(name: str) -> None:
+    """Nothing, or death by SIGKILL when ``MANEGE_FAILPOINT`` is ``name`` or ``name@N``.
+
+    N counts the times this process reaches the name, from 1. The environment is read at the first
+    call; a forked child that changes the variable calls `reset` afterwards.
+    """
+    if not _parsed:
+        _parse()
+    if _armed is None or _armed.name != name:
+        return
+    _armed.remaining -= 1
+    if _armed.remaining == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reset() -> None:
+    """The next `failpoint` reads the environment anew and counts from 1."""
+    global _armed, _parsed
+    _armed, _parsed = None, False
+
+
+def _parse() -> None:
+    global _armed, _parsed
+    text = os.environ.get(VARIABLE, "")
+    name, at, count = text.partition("@")
+    if at and not (count.isascii() and count.isdigit() and int(count) > 0):
+        raise ConfigError(f"{VARIABLE} is {text!r}, expected name or name@N with N from 1")
+    _armed = _Armed(name, int(count) if at else 1) if name else None
+    _parsed = True

@@ -1,0 +1,64 @@
+"""What every method is to the driver: cells, and rounds of steps.
+
+A method knows no communicator, file or clock: the timer for the profile is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from manege.cell import CellState
+
+Timer = Callable[[str], AbstractContextManager[None]]
+"""`with timer("train"):` measures a phase."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a method yields: a place where the state is whole."""
+
+    round_: int
+    step: int
+    """Steps done of this round."""
+    steps: int
+    """Steps in this round."""
+    images: int
+    """Real pictures the step saw."""
+    losses: Mapping[str, float] | None = None
+    """Means over the round, with its last step."""
+
+
+class Method(Protocol):
+    """Partition, topology, and what a round does."""
+
+    def cells(self) -> tuple[str, ...]:
+        """All cells' keys, the longest work first."""
+        ...
+
+    def init(self, cell: str) -> CellState:
+        """The untrained cell."""
+        ...
+
+    def data_digest(self, cell: str) -> str:
+        """Digest of the pictures a cell trains on."""
+        ...
+
+    def steps_in_round(self, cell: str) -> int:
+        """Steps a round takes."""
+        ...
+
+    def advance(self, cell: str, state: CellState) -> Iterator[Step]:
+        """Train a round, from where `state` stands to its end.
+
+        Every yield is a legal place to commit, to stop, or to leave the round for good.
+        """
+        ...
+
+    def sheet(self, cell: str, state: CellState) -> np.ndarray:
+        """Pictures of the cell at latents that never change over a run."""
+        ...

@@ -1,0 +1,118 @@
+"""The per-class method (Lupo Pasini & Yin): one pair a label, no communication.
+
+A cell is a label: its data are the label's pictures, its neighbours nobody. A round is one pass
+over those pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manege.cell import CellState, Noise, draw_noise, new_state, train_step
+from manege.config import RunConfig, stream
+from manege.data import Dataset, Split, batch_at, batches_in, round_order
+from manege.methods.method import Step, Timer
+from manege.models import PictureShape, generate, to_floats
+
+
+class PerClass:
+    """One generator/discriminator pair for each label."""
+
+    def __init__(
+        self, config: RunConfig, dataset: Dataset, device: torch.device, timer: Timer
+    ) -> None:
+        self._config = config
+        self._dataset = dataset
+        self._device = device
+        self._timer = timer
+        self._opened: dict[str, Tensor] = {}
+
+    def cells(self) -> tuple[str, ...]:
+        """All cells' keys: the labels, those with most pictures first."""
+        sizes = {one.label: one.train for one in self._dataset.classes}
+        return tuple(sorted(sizes, key=lambda label: -sizes[label]))
+
+    def init(self, cell: str) -> CellState:
+        """The untrained cell."""
+        shape = PictureShape(self._dataset.size, self._dataset.channels)
+        return new_state(self._config, cell, shape, self._device)
+
+    def data_digest(self, cell: str) -> str:
+        """Digest of the pictures a cell trains on."""
+        return self._dataset.digest(cell, Split.TRAIN)
+
+    def steps_in_round(self, cell: str) -> int:
+        """Generator updates in one round."""
+        training = self._config.training
+        batches = training.batches_per_round or batches_in(
+            len(self._pictures(cell)), training.batch
+        )
+        return -(-batches // training.n_critic)
+
+    def advance(self, cell: str, state: CellState) -> Iterator[Step]:
+        """Train a round, from where `state` stands to its end."""
+        round_ = state.round_ + 1
+        pictures = self._pictures(cell)
+        order = round_order(
+            len(pictures), seed=self._config.seed, cell=cell, round_=round_, attempt=state.attempt
+        )
+        steps = self.steps_in_round(cell)
+        while True:
+            reals, noise = self._inputs(cell, state, pictures, order)
+            with self._timer("train"):
+                state.loss_sums += train_step(state.pair, reals, noise, self._config.training)
+            state.step += 1
+            images = sum(len(batch) for batch in reals)
+            if state.step < steps:
+                yield Step(round_, state.step, steps, images)
+                continue
+            # The one read from the device in a round.
+            discriminator, generator = (state.loss_sums / steps).tolist()
+            state.round_, state.step = round_, 0
+            state.loss_sums.zero_()
+            yield Step(
+                round_,
+                steps,
+                steps,
+                images,
+                losses={"discriminator": discriminator, "generator": generator},
+            )
+            return
+
+    def sheet(self, cell: str, state: CellState) -> np.ndarray:
+        """Pictures of the cell at latents that never change over a run."""
+        rng = stream(self._config.seed, cell=cell, purpose="sheet")
+        generator = state.pair.generator.network
+        width = (self._config.sheets.pictures, generator.latent)
+        return generate(generator, rng.standard_normal(width, dtype=np.float32))
+
+    def _pictures(self, cell: str) -> Tensor:
+        """The label's pictures, opened once; no other label's files are touched."""
+        if cell not in self._opened:
+            pictures = self._dataset.pictures(cell, Split.TRAIN)
+            self._opened[cell] = torch.from_numpy(pictures)
+        return self._opened[cell]
+
+    def _inputs(
+        self, cell: str, state: CellState, pictures: Tensor, order: np.ndarray
+    ) -> tuple[list[Tensor], list[Noise]]:
+        """The real batches and the noise of the next step, functions of the cell's place alone."""
+        training = self._config.training
+        place = {"round_": state.round_ + 1, "step": state.step, "attempt": state.attempt}
+        with self._timer("data"):
+            first = state.step * training.n_critic
+            reals = [
+                to_floats(pictures[batch_at(order, first + k, training.batch)]).to(self._device)
+                for k in range(training.n_critic)
+            ]
+            latents = stream(self._config.seed, cell=cell, purpose="latents", **place)
+            dropout = stream(self._config.seed, cell=cell, purpose="dropout", **place)
+            noise = [
+                draw_noise(state.pair, len(reals[0]), latents, dropout)
+                for _ in range(training.n_critic + 1)
+            ]
+        return reals, noise

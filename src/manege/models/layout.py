@@ -1,0 +1,93 @@
+"""Where each of a network's tensors lies in its flat record: weights, then float buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+ALIGN = 16
+"""Slices start at multiples of 64 bytes: some kernels' bits depend on alignment."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor's place."""
+
+    name: str
+    owner: nn.Module
+    attribute: str
+    start: int
+    shape: tuple[int, ...]
+
+    def of(self, flat: Tensor) -> Tensor:
+        """This tensor inside a record, as a view."""
+        return flat[self.start : self.start + prod(self.shape)].view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All places of one network, a function of its architecture alone."""
+
+    parameters: tuple[Slot, ...]
+    buffers: tuple[Slot, ...]
+    num_weights: int
+    """Floats the parameters take, gaps included."""
+    num_floats: int
+    """Floats the parameters and buffers take."""
+
+
+def layout_of(network: nn.Module) -> Layout:
+    """The layout of a network; it needs no storage."""
+    parameters, num_weights = _place(_members(network, parameters=True), start=0)
+    buffers, num_floats = _place(_members(network, parameters=False), start=num_weights)
+    return Layout(parameters, buffers, num_weights, num_floats)
+
+
+def named_tensors(network: nn.Module, record: np.ndarray) -> dict[str, np.ndarray]:
+    """The network's state dict inside a record, as numpy views."""
+    layout = layout_of(network)
+    return {
+        slot.name: record[slot.start : slot.start + prod(slot.shape)].reshape(slot.shape)
+        for slot in (*layout.parameters, *layout.buffers)
+    }
+
+
+def fill(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a network built without storage these tensors; ValueError when they do not fit it."""
+    layout = layout_of(network)
+    slots = (*layout.parameters, *layout.buffers)
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wanted = {slot.name: slot.shape for slot in slots}
+    if found != wanted or any(tensor.dtype != torch.float32 for tensor in tensors.values()):
+        odd = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+        raise ValueError(f"tensors of another network ({', '.join(odd[:3]) or 'other numbers'})")
+    for slot in layout.parameters:
+        slot.owner.register_parameter(slot.attribute, nn.Parameter(tensors[slot.name]))
+    for slot in layout.buffers:
+        slot.owner.register_buffer(slot.attribute, tensors[slot.name])
+
+
+_Member = tuple[str, nn.Module, str, Tensor]
+
+
+def _members(network: nn.Module, *, parameters: bool) -> Iterator[_Member]:
+    for prefix, module in network.named_modules():
+        members = module._parameters if parameters else module._buffers
+        for attribute, tensor in members.items():
+            if tensor is not None:
+                yield f"{prefix}.{attribute}" if prefix else attribute, module, attribute, tensor
+
+
+def _place(members: Iterator[_Member], start: int) -> tuple[tuple[Slot, ...], int]:
+    slots = []
+    for name, owner, attribute, tensor in members:
+        if tensor.dtype != torch.float32:
+            raise TypeError(f"{name} is {tensor.dtype}; a record holds float32 only")
+        slots.append(Slot(name, owner, attribute, start, tuple(tensor.shape)))
+        start += -(-tensor.numel() // ALIGN) * ALIGN
+    return tuple(slots), start

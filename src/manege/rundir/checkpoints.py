@@ -1,0 +1,321 @@
+"""A cell's commits on disk: two generations; a crash at any point leaves the old or the new.
+
+Owns the order of writes, renames and removals, and the fallback of reading. A file that a manifest
+lists is never overwritten; a file is believed only when its SHA-256 and its own words agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from manege.errors import CheckpointError, MachineError
+from manege.failpoints import failpoint
+from manege.rundir.files import (
+    blaming,
+    machine_error,
+    read_capped,
+    remove_asides,
+    sync_folder,
+    write_aside,
+)
+from manege.rundir.manifest import (
+    CURRENT,
+    PREVIOUS,
+    Commit,
+    Manifest,
+    Unreadable,
+    check_owner,
+    encode,
+    read_manifest,
+    read_manifests,
+)
+from manege.rundir.tensors import Array, pack, unpack
+
+_SUFFIX = ".safetensors"
+_READ_ATTEMPTS = 10
+_READ_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified commit, and sentences about whatever was damaged on the way to it."""
+
+    tensors: dict[str, Array]
+    meta: dict[str, Any]
+    round_: int
+    step: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose commits they are: the cell's key and the identity of its run."""
+
+    cell: str
+    identity: str
+
+
+def commit_to(
+    folder: Path,
+    owner: Owner,
+    *,
+    round_: int,
+    step: int,
+    tensors: Mapping[str, Array],
+    meta: Mapping[str, Any],
+    incarnation: int,
+    trusted: Commit | None,
+) -> Commit:
+    """The new newest generation, on the disk; the one before it stays.
+
+    Args:
+        folder: the cell's, which exists.
+        owner: must own what is there already.
+        round_: of the state.
+        step: of the state, within the round.
+        tensors: numpy arrays by name.
+        meta: anything JSON can say.
+        incarnation: which start of the run writes.
+        trusted: a commit this process wrote or verified, which need not be hashed again.
+    """
+    blob = pack(tensors, _description(owner, round_, step, meta))
+    failpoint("commit:before")
+    old = _usable(folder, owner)
+    name = _unlisted_name(old, round_, step, incarnation)
+    new = Commit(name, len(blob), hashlib.sha256(blob).hexdigest(), round_, step)
+    kept = _first_sound(folder, old, trusted)
+    manifest = Manifest(owner.cell, owner.identity, (new, *kept))
+    mark = f"{incarnation}.{os.getpid()}.tmp"
+    try:
+        _put(folder / f".{name}.{mark}", folder / name, blob)
+        _install(folder, folder / f".{CURRENT}.{mark}", manifest)
+    except (OSError, MachineError):
+        # The old manifest still counts; the space may be what the next attempt needs.
+        (folder / name).unlink(missing_ok=True)
+        raise
+    with blaming(folder):
+        sync_folder(folder)
+        failpoint("commit:done")
+        _sweep(folder, manifest)
+    failpoint("commit:cleaned")
+    return new
+
+
+def load_from(folder: Path, owner: Owner) -> tuple[Checkpoint, Commit] | None:
+    """The newest commit that verifies, or None when there never was one.
+
+    Damage is a warning while an older generation is sound, else a CheckpointError.
+    """
+    for _ in range(_READ_ATTEMPTS):
+        before = _stamp(folder)
+        try:
+            found = _load_once(folder, owner)
+        except CheckpointError:
+            if _settled(folder, before):
+                raise
+        else:
+            if found is None or not found[0].warnings or _settled(folder, before):
+                return found
+        time.sleep(_READ_PAUSE_S)
+    return _load_once(folder, owner)
+
+
+def listed_in(folder: Path) -> Manifest | None:
+    """The manifest that counts, its files unopened; None when nothing was ever committed."""
+    problems = []
+    for manifest in read_manifests(folder):
+        if isinstance(manifest, Manifest):
+            return manifest
+        problems.append(manifest)
+    if not any(problem.exists for problem in problems):
+        return None
+    raise _hopeless(folder, [problem.why for problem in problems])
+
+
+def _load_once(folder: Path, owner: Owner) -> tuple[Checkpoint, Commit] | None:
+    problems: list[str] = []
+    committed = False
+    for manifest in read_manifests(folder):
+        if isinstance(manifest, Unreadable):
+            problems.append(manifest.why)
+            committed |= manifest.exists
+            continue
+        committed = True
+        check_owner(
+            folder,
+            cell=owner.cell,
+            identity=owner.identity,
+            found=(manifest.cell, manifest.identity),
+        )
+        for generation in manifest.generations:
+            try:
+                tensors, meta = _read(folder, owner, generation)
+            except ValueError as error:
+                problems.append(str(error))
+                continue
+            # The manifest before lists one of the same files: its damage is told once.
+            told = dict.fromkeys(problems)
+            warnings = tuple(f"{problem}; {_instead(generation)}" for problem in told)
+            found = Checkpoint(tensors, meta, generation.round_, generation.step, warnings)
+            return found, generation
+    if committed:
+        raise _hopeless(folder, problems)
+    return None
+
+
+def _read(
+    folder: Path, owner: Owner, generation: Commit
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The tensors and meta of a generation; ValueError with a sentence when it is damaged."""
+    path = folder / generation.file
+    blob = _verified_bytes(path, generation)
+    try:
+        tensors, said = unpack(blob)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error})") from error
+    check_owner(
+        path,
+        cell=owner.cell,
+        identity=owner.identity,
+        found=(said.get("cell"), said.get("identity")),
+    )
+    place = (said.get("round"), said.get("step"))
+    if place != (generation.round_, generation.step) or not isinstance(said.get("meta"), dict):
+        raise ValueError(f"{path} is damaged (it says round, step {place})")
+    return tensors, said["meta"]
+
+
+def _verified_bytes(path: Path, generation: Commit) -> bytes:
+    """The file's bytes, hashed as they will be parsed; ValueError with a sentence otherwise."""
+    try:
+        blob = read_capped(path, generation.bytes)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing") from None
+    except PermissionError as error:
+        raise machine_error(path, error) from error
+    except OSError as error:
+        raise ValueError(f"{path} is damaged ({error})") from error
+    if len(blob) != generation.bytes:
+        raise ValueError(
+            f"{path} is damaged (it has {len(blob)} bytes, expected {generation.bytes})"
+        )
+    if hashlib.sha256(blob).hexdigest() != generation.sha256:
+        raise ValueError(f"{path} is damaged (its SHA-256 differs from the manifest's)")
+    return blob
+
+
+def _usable(folder: Path, owner: Owner) -> list[Commit]:
+    """The generations both manifests list; CheckpointError for another's or hopeless ones."""
+    found = list(read_manifests(folder))
+    sound = [manifest for manifest in found if isinstance(manifest, Manifest)]
+    broken = [manifest for manifest in found if isinstance(manifest, Unreadable)]
+    if not sound and any(manifest.exists for manifest in broken):
+        raise _hopeless(folder, [manifest.why for manifest in broken])
+    for manifest in sound:
+        check_owner(
+            folder,
+            cell=owner.cell,
+            identity=owner.identity,
+            found=(manifest.cell, manifest.identity),
+        )
+    return list(dict.fromkeys(g for manifest in sound for g in manifest.generations))
+
+
+def _first_sound(folder: Path, old: list[Commit], trusted: Commit | None) -> tuple[Commit, ...]:
+    """The newest old generation worth keeping, or none; a damaged one must not displace a good."""
+    for generation in old:
+        if generation == trusted:
+            return (generation,)
+        try:
+            _verified_bytes(folder / generation.file, generation)
+        except ValueError:
+            continue
+        return (generation,)
+    return ()
+
+
+def _unlisted_name(old: list[Commit], round_: int, step: int, incarnation: int) -> str:
+    listed = {generation.file for generation in old}
+    return next(name for name in _names(round_, step, incarnation) if name not in listed)
+
+
+def _names(round_: int, step: int, incarnation: int) -> Iterator[str]:
+    yield f"{round_}-{step}{_SUFFIX}"
+    yield f"{round_}-{step}.{incarnation}{_SUFFIX}"
+    for number in count(2):
+        yield f"{round_}-{step}.{incarnation}.{number}{_SUFFIX}"
+
+
+def _put(aside: Path, path: Path, blob: bytes) -> None:
+    write_aside(aside, blob)
+    failpoint("commit:written")
+    with blaming(path):
+        aside.replace(path)
+    failpoint("commit:renamed")
+
+
+def _install(folder: Path, aside: Path, manifest: Manifest) -> None:
+    write_aside(aside, encode(manifest))
+    failpoint("commit:manifest-written")
+    current = folder / CURRENT
+    try:
+        # A damaged one must not take the place of a sound one before it.
+        if isinstance(read_manifest(current), Manifest):
+            current.replace(folder / PREVIOUS)
+        failpoint("commit:manifest-aside")
+        aside.replace(current)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise machine_error(current, error) from error
+
+
+def _sweep(folder: Path, manifest: Manifest) -> None:
+    listed = {generation.file for generation in manifest.generations}
+    for path in folder.glob(f"*{_SUFFIX}"):
+        if path.name not in listed:
+            path.unlink(missing_ok=True)
+    remove_asides(folder)
+
+
+def _description(owner: Owner, round_: int, step: int, meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "cell": owner.cell,
+        "identity": owner.identity,
+        "round": round_,
+        "step": step,
+        "meta": dict(meta),
+    }
+
+
+def _instead(generation: Commit) -> str:
+    return f"used {generation.file} of round {generation.round_}, step {generation.step} instead"
+
+
+def _hopeless(folder: Path, problems: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} holds no checkpoint that can be trusted: {', '.join(dict.fromkeys(problems))}; "
+        "restore it from a copy, or delete the folder to train this cell anew"
+    )
+
+
+def _settled(folder: Path, before: tuple[int, int] | None) -> bool:
+    """Whether no commit by another process can be what looked like damage.
+
+    It could when the manifest has changed since, or is away for the moment between two renames.
+    """
+    return before is not None and before == _stamp(folder)
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = (folder / CURRENT).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

@@ -1,0 +1,98 @@
+"""Making a run directory, and telling one from anything else.
+
+A folder is a run once it has config.yaml; the exclusive making of ``lock`` decides between two
+processes that were given the same empty folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from manege.errors import CheckpointError
+from manege.rundir.files import blaming, make_folder, write_atomic
+from manege.rundir.names import make_numbered
+
+_FOLDERS = ("checkpoints", "samples", "logs")
+
+
+def create(path: Path | None, *, parent: Path, name: str, initial: Mapping[str, bytes]) -> Path:
+    """A folder with the initial files, written in their order; nothing is left of a failure."""
+    path = _numbered(parent, name) if path is None else _given(Path(path))
+    with blaming(path):
+        try:
+            (path / "lock").touch(exist_ok=False)
+        except FileExistsError:
+            raise _taken(path) from None
+    try:
+        for folder in _FOLDERS:
+            with blaming(path / folder):
+                (path / folder).mkdir()
+        for file, data in initial.items():
+            write_atomic(path / file, data)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return path
+
+
+def check_run(path: Path) -> None:
+    """Nothing when the folder is a run; else CheckpointError saying what it is instead."""
+    with blaming(path):
+        if (path / "config.yaml").is_file():
+            return
+        what = _describe(path)
+    raise CheckpointError(f"{path} is not a run directory: {what}")
+
+
+def _numbered(parent: Path, name: str) -> Path:
+    parent = Path(parent)
+    _check_folder(parent)
+    with blaming(parent):
+        make_folder(parent)
+        return make_numbered(parent, name)
+
+
+def _given(path: Path) -> Path:
+    _check_folder(path)
+    with blaming(path):
+        make_folder(path)
+        if any(path.iterdir()):
+            raise _taken(path)
+    return path
+
+
+def _check_folder(path: Path) -> None:
+    for place in (path, *path.parents):
+        with blaming(place):
+            exists, is_folder = place.exists(), place.is_dir()
+        if exists and not is_folder:
+            raise CheckpointError(f"{place} already exists and is not a folder; give another --out")
+        if exists:
+            return
+
+
+def _taken(path: Path) -> CheckpointError:
+    if (path / "config.yaml").exists():
+        return CheckpointError(
+            f"{path} already exists; continue it with `manege resume {path}` or give another --out"
+        )
+    return CheckpointError(
+        f"{path} already exists and holds other files; give another --out or an empty folder"
+    )
+
+
+def _describe(path: Path) -> str:
+    if not path.exists():
+        return "there is no such folder; check the spelling"
+    if not path.is_dir():
+        return "it is a file; give the folder of a run"
+    if (path / "model.json").exists():
+        return "it is a model; give the run directory it came from, the one with config.yaml"
+    runs = sorted(entry.parent.name for entry in path.glob("*/config.yaml"))
+    if runs:
+        return f"it is a folder of {len(runs)} runs; give one of them, such as {path / runs[-1]}"
+    if (path / "lock").exists():
+        return "its making was cut short, there is no config.yaml; delete it and train anew"
+    return "it has no config.yaml; give the folder that `manege train` made"

@@ -1,0 +1,231 @@
+"""The run directory: configuration, status, events, checkpoints and loose files of one run.
+
+The only bridge from training to reporting. Whoever holds `RunDir.start` runs the run; anybody may
+read. Knows text, bytes and numpy; neither torch nor what a configuration means.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from manege.errors import CheckpointError
+from manege.rundir import checkpoints, creation, events, lock
+from manege.rundir.checkpoints import Checkpoint, Owner
+from manege.rundir.files import (
+    blaming,
+    machine_error,
+    make_folder,
+    read_capped,
+    remove_asides,
+    write_atomic,
+)
+from manege.rundir.jsontext import finite, parse_object, readable
+from manege.rundir.manifest import Commit
+from manege.rundir.names import cell_folder
+from manege.rundir.tensors import Array
+
+STATES = ("running", "stopped", "finished", "failed")
+_CAP_BYTES = 1 << 24
+
+
+class RunDir:
+    """One run's folder; made by `create` or `open`, run inside `start`."""
+
+    def __init__(self, path: Path) -> None:
+        """The folder as it is; use `create` or `open`, which check it."""
+        self.path = path
+        self.incarnation = int(self._stored_status()["incarnation"])
+        # Per cell the commit this process wrote or verified last: no need to hash it again.
+        self._trusted: dict[str, Commit] = {}
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | None,
+        *,
+        parent: Path = Path("runs"),
+        name: str,
+        config: str,
+        command: str,
+        environment: Mapping[str, Any],
+    ) -> Self:
+        """A new run in the given folder, or in the next free ``parent/NNNN-name``."""
+        # config.yaml last: it makes the folder a run.
+        initial = {
+            "command.txt": (command.rstrip("\n") + "\n").encode(),
+            "environment.json": readable(environment),
+            "status.json": readable({"incarnation": 0, "state": "stopped"}),
+            "config.yaml": config.encode(),
+        }
+        return cls(creation.create(path, parent=parent, name=name, initial=initial))
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """The run in that folder; CheckpointError says what it is when it is not a run."""
+        path = Path(path)
+        creation.check_run(path)
+        return cls(path)
+
+    @contextmanager
+    def start(self) -> Iterator[Self]:
+        """This process runs the run while inside: locked, a new incarnation, state running.
+
+        A second process is refused by name of the first. The kernel frees the lock of a killed
+        one; unless a final state was written, the run then counts as interrupted.
+        """
+        with lock.held(self.path / "lock"):
+            with blaming(self.path):
+                remove_asides(self.path)
+            events.cut_torn_line(self._events)
+            self.incarnation = int(self._stored_status()["incarnation"]) + 1
+            self.write_status(state="running", incarnation=self.incarnation)
+            yield self
+
+    def config_text(self) -> str:
+        """config.yaml, as it is."""
+        try:
+            return self._read("config.yaml").decode()
+        except UnicodeDecodeError as error:
+            raise CheckpointError(
+                f"{self.path / 'config.yaml'} is damaged ({error}); restore it from a copy"
+            ) from error
+
+    def write_config(self, text: str) -> None:
+        """config.yaml holds the text."""
+        self.write_bytes("config.yaml", text.encode())
+
+    def append(self, event: str, **fields: Any) -> dict[str, Any]:
+        """The record as written: time, incarnation, event and fields; non-finite floats null."""
+        head = {"t": time.time(), "incarnation": self.incarnation, "event": event}
+        record: dict[str, Any] = finite(head | fields)
+        events.append_line(self._events, record)
+        return record
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The events so far; a line being written is left out, a damaged one an error."""
+        return events.read_events(self._events)
+
+    def status(self) -> dict[str, Any]:
+        """The last status; a run that says running while nobody runs it is "interrupted"."""
+        stored = self._stored_status()
+        if stored.get("state") == "running" and not lock.is_held(self.path / "lock"):
+            # It may have ended between our two looks.
+            stored = self._stored_status()
+            if stored.get("state") == "running":
+                stored["state"] = "interrupted"
+        return stored
+
+    def write_status(self, **fields: Any) -> None:
+        """The fields are in status.json, beside the old ones; for the one that runs the run."""
+        if fields.get("state", "running") not in STATES:
+            raise ValueError(f"state {fields['state']!r}, expected one of {STATES}")
+        self.write_json("status.json", self._stored_status() | fields)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """The named file holds the value as JSON; non-finite floats become null."""
+        self.write_bytes(name, readable(value))
+
+    def write_bytes(self, relative: str, data: bytes) -> None:
+        """The file of that relative path holds the data; folders are made as needed."""
+        path = self._inside(relative)
+        with blaming(path):
+            make_folder(path.parent, within=self.path)
+        write_atomic(path, data)
+
+    def commit(
+        self,
+        cell: str,
+        *,
+        identity: str,
+        round_: int,
+        step: int,
+        tensors: Mapping[str, Array],
+        meta: Mapping[str, Any],
+    ) -> Commit:
+        """The cell's new newest checkpoint, safe on the disk; the one before it is kept."""
+        folder = self._cell(cell)
+        with blaming(folder):
+            make_folder(folder, within=self.path)
+        new = checkpoints.commit_to(
+            folder,
+            Owner(cell, identity),
+            round_=round_,
+            step=step,
+            tensors=tensors,
+            meta=meta,
+            incarnation=self.incarnation,
+            trusted=self._trusted.get(cell),
+        )
+        self._trusted[cell] = new
+        return new
+
+    def load(self, cell: str, *, identity: str) -> Checkpoint | None:
+        """The cell's newest sound checkpoint, with warnings; None when it never committed."""
+        found = checkpoints.load_from(self._cell(cell), Owner(cell, identity))
+        if found is None:
+            return None
+        checkpoint, self._trusted[cell] = found
+        return checkpoint
+
+    def commits(self, cell: str) -> list[Commit]:
+        """What the cell's manifest lists, newest first; the files are not opened."""
+        manifest = checkpoints.listed_in(self._cell(cell))
+        return list(manifest.generations) if manifest else []
+
+    def cells(self) -> list[str]:
+        """The keys of the cells that have checkpoints, sorted."""
+        keys = []
+        for folder in self._checkpoints.glob("*/"):
+            manifest = checkpoints.listed_in(folder)
+            if manifest is None:
+                continue
+            if cell_folder(manifest.cell) != folder.name:
+                raise CheckpointError(
+                    f"{folder} holds the checkpoints of cell {manifest.cell!r}, expected in "
+                    f"{cell_folder(manifest.cell)}; put the folder back where it came from"
+                )
+            keys.append(manifest.cell)
+        return sorted(keys)
+
+    @property
+    def _events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def _cell(self, key: str) -> Path:
+        return self._checkpoints / cell_folder(key)
+
+    def _inside(self, relative: str) -> Path:
+        parts = Path(relative)
+        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+            raise ValueError(f"{relative!r} is not a path inside the run directory")
+        return self.path / parts
+
+    def _stored_status(self) -> dict[str, Any]:
+        if not (self.path / "status.json").exists():
+            return {"incarnation": 0, "state": "stopped"}
+        try:
+            status = parse_object(self._read("status.json"))
+            if type(status.get("incarnation")) is not int:
+                raise ValueError("its incarnation is not a number")
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self.path / 'status.json'} is damaged ({error}); delete it and try again"
+            ) from error
+        return status
+
+    def _read(self, name: str) -> bytes:
+        path = self.path / name
+        try:
+            return read_capped(path, _CAP_BYTES)
+        except PermissionError as error:
+            raise machine_error(path, error) from error
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error

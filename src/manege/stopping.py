@@ -1,0 +1,38 @@
+"""Signals that ask for an end: noted, not obeyed at once, so that a commit can come first."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any, Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """Inside `with`, SIGINT and SIGTERM are only noted; a second SIGINT interrupts after all.
+
+    Call it to ask: the name of the signal that came, or None.
+    """
+
+    def __init__(self) -> None:
+        self._came: str | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __call__(self) -> str | None:
+        """The name of the signal that came, if one did."""
+        return self._came
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._came == "SIGINT" and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._came = signal.Signals(number).name

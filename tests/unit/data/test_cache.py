@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manege.config import DataConfig
+from manege.data import Split, open_dataset
+from manege.data import cache as store
+from manege.errors import DataError, MachineError
+
+from .samples import noise
+
+LOAD = (
+    "import sys\n"
+    "from manege.config import DataConfig\n"
+    "from manege.data import Split, open_dataset\n"
+    "from manege.errors import ManegeError\n"
+    "try: dataset = open_dataset(DataConfig(source=sys.argv[1]))\n"
+    "except ManegeError as error: sys.exit(f'{type(error).__name__}: {error}')\n"
+    "try: print(dataset.digest('cat'), dataset.pictures('cat', Split.TRAIN).sum())\n"
+    "except ManegeError as error: sys.exit(f'{type(error).__name__}: {error}')\n"
+)
+
+
+def opened(root: Path):
+    return open_dataset(DataConfig(source=str(root)))
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "pictures").iterdir())
+
+
+def test_an_entry_reads_back_what_was_stored() -> None:
+    array = noise(0, 5, 4, 4, 1)
+    entry = store.store(store.key("x"), array.shape, list("abcde"), [array[:3], array[3:]])
+    assert entry == store.find(store.key("x"))
+    np.testing.assert_array_equal(entry.open(), array)
+    assert entry.sha256 == hashlib.sha256(array.tobytes()).hexdigest()
+
+
+def test_writing_to_the_pictures_changes_no_entry() -> None:
+    array = noise(0, 5, 4, 4, 1)
+    entry = store.store(store.key("x"), array.shape, list("abcde"), [array])
+    mapped = entry.open()
+    assert isinstance(mapped, np.memmap)
+    assert mapped.flags.writeable
+    mapped[:] = 0
+    np.testing.assert_array_equal(entry.open(), array)
+
+
+def test_the_cache_lies_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store.cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("MANEGE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert store.cache_folder() == tmp_path / "xdg" / "manege"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for ignored in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert store.cache_folder() == tmp_path / "home" / ".cache" / "manege"
+
+
+def test_a_cached_class_is_not_decoded_again(image_folder: Path) -> None:
+    before = opened(image_folder).pictures("cat", Split.TRAIN).copy()
+    for path in (image_folder / "cat").iterdir():
+        # The same size and time, but nothing left to decode.
+        state = path.stat()
+        path.write_bytes(b"x" * state.st_size)
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    start = time.perf_counter()
+    after = open_dataset(DataConfig(source=str(image_folder), size=16, channels=3))
+    np.testing.assert_array_equal(after.pictures("cat", Split.TRAIN), before)
+    assert time.perf_counter() - start < 1
+    with pytest.raises(DataError):
+        after.pictures("cat", Split.HELD_OUT)
+
+
+@pytest.mark.parametrize("change", ["time", "size", "content", "more"])
+def test_a_changed_file_makes_a_new_entry(image_folder: Path, cache: Path, change: str) -> None:
+    dataset = opened(image_folder)
+    before = dataset.digest("cat")
+    path = image_folder / "cat" / dataset.names("cat", Split.TRAIN)[0]
+    other = image_folder / "dog" / "0.png"
+    if change == "time":
+        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    elif change == "size":
+        with path.open("ab") as file:
+            file.write(b"trailing bytes change nothing of the picture")
+    elif change == "content":
+        path.write_bytes(other.read_bytes())
+    else:
+        (path.parent / "new.png").write_bytes(other.read_bytes())
+    after = opened(image_folder).digest("cat")
+    assert len([name for name in entries(cache) if name.endswith(".npy")]) == 2
+    assert (after == before) == (change in ("time", "size"))
+
+
+def test_size_and_channels_have_their_own_entries(image_folder: Path) -> None:
+    for size, channels in ((16, 3), (16, 1), (8, 3)):
+        config = DataConfig(source=str(image_folder), size=size, channels=channels)
+        shape = open_dataset(config).pictures("cat", Split.TRAIN).shape
+        assert shape == (18, size, size, channels)
+
+
+def test_an_archive_is_read_once_for_all_classes(tiny_mnist: Path, cache: Path) -> None:
+    dataset = open_dataset(DataConfig(source="mnist", root=str(tiny_mnist)))
+    dataset.pictures("3", Split.TRAIN)
+    assert len(entries(cache)) == 20
+    path = tiny_mnist / "train-images-idx3-ubyte"
+    state = path.stat()
+    path.write_bytes(b"\0\0\x08\x03" + path.read_bytes()[4:16] + bytes(state.st_size - 16))
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    for label in dataset.labels:
+        assert dataset.pictures(label, Split.TRAIN).any()
+    with path.open("ab") as file:
+        file.write(b"x")
+    again = open_dataset(DataConfig(source="mnist", root=str(tiny_mnist)))
+    with pytest.raises(DataError, match="more than"):
+        again.pictures("3", Split.TRAIN)
+
+
+def test_an_archive_that_changes_between_opening_and_reading_is_refused(tiny_mnist: Path) -> None:
+    dataset = open_dataset(DataConfig(source="mnist", root=str(tiny_mnist)))
+    os.utime(tiny_mnist / "train-labels-idx1-ubyte", ns=(0, 1))
+    with pytest.raises(DataError, match="labels-idx1-ubyte: changed while it was in use"):
+        dataset.pictures("3", Split.TRAIN)
+
+
+def test_only_the_chosen_classes_of_an_archive_are_kept(tiny_mnist: Path, cache: Path) -> None:
+    config = DataConfig(source="mnist", root=str(tiny_mnist), classes=("1", "2"))
+    open_dataset(config).pictures("1", Split.TRAIN)
+    assert len(entries(cache)) == 4
+
+
+def test_the_description_tells_names_count_and_digest(image_folder: Path, cache: Path) -> None:
+    dataset = opened(image_folder)
+    digest = dataset.digest("cat")
+    description = next((cache / "pictures").glob("*.json"))
+    told = json.loads(description.read_bytes())
+    assert told["names"] == list(dataset.names("cat", Split.TRAIN))
+    assert told["count"] == 18
+    assert told["sha256"] == digest
+    assert digest == hashlib.sha256(dataset.pictures("cat", Split.TRAIN).tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "damage", ["no json", "no npy", "short npy", "bad json", "odd json", "header"]
+)
+def test_a_damaged_entry_is_made_again(image_folder: Path, cache: Path, damage: str) -> None:
+    before = opened(image_folder).digest("cat")
+    array = next((cache / "pictures").glob("*.npy"))
+    description = array.with_suffix(".json")
+    content = array.read_bytes()
+    if damage == "no json":
+        description.unlink()
+    elif damage == "no npy":
+        array.unlink()
+    elif damage == "short npy":
+        array.write_bytes(content[:-1])
+    elif damage == "bad json":
+        description.write_bytes(b"{")
+    elif damage == "odd json":
+        description.write_bytes(b"[]")
+    else:
+        array.write_bytes(b"x" * len(content))
+    assert opened(image_folder).digest("cat") == before
+    assert array.read_bytes() == content
+    assert len(entries(cache)) == 2
+
+
+def test_two_processes_may_build_the_same_entry_at_once(image_folder: Path, cache: Path) -> None:
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOAD, image_folder],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert outputs[0] == outputs[1]
+    assert len(entries(cache)) == 2
+
+
+def test_a_full_disk_is_a_fault_of_the_machine_and_leaves_no_half_entry(
+    image_folder: Path, cache: Path
+) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
+
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", LOAD, image_folder],
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.startswith(f"MachineError: {cache}: decoded pictures cannot be kept there")
+    assert "File too large" in done.stderr
+    assert "MANEGE_CACHE" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert entries(cache) == []
+
+
+def test_an_unwritable_cache_is_a_fault_of_the_machine(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MANEGE_CACHE", str(tmp_path / "file" / "deeper"))
+    with pytest.raises(MachineError, match=r"deeper: .* \(Not a directory\); free some space"):
+        opened(image_folder).pictures("cat", Split.TRAIN)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_forbidden_cache_is_a_fault_of_the_machine(image_folder: Path, cache: Path) -> None:
+    cache.mkdir(mode=0o500)
+    with pytest.raises(MachineError, match="Permission denied"):
+        opened(image_folder).pictures("cat", Split.TRAIN)
+
+
+def test_a_broken_picture_leaves_no_half_entry(image_folder: Path, cache: Path) -> None:
+    dataset = opened(image_folder)
+    (image_folder / "cat" / dataset.names("cat", Split.TRAIN)[-1]).write_bytes(b"junk")
+    with pytest.raises(DataError):
+        dataset.pictures("cat", Split.TRAIN)
+    assert entries(cache) == []
+
+
+def test_what_killed_writers_left_is_swept_after_a_day(image_folder: Path, cache: Path) -> None:
+    folder = cache / "pictures"
+    folder.mkdir(parents=True)
+    for name, age_s in ((".tmp-old", 100_000), (".tmp-new", 60)):
+        (folder / name).write_bytes(b"half")
+        os.utime(folder / name, (time.time() - age_s,) * 2)
+    opened(image_folder).pictures("cat", Split.TRAIN)
+    assert ".tmp-old" not in entries(cache)
+    assert ".tmp-new" in entries(cache)
+
+
+def test_fewer_blocks_than_promised_are_no_entry() -> None:
+    with pytest.raises(ValueError, match="3 pictures were made where 5 were promised"):
+        store.store(store.key("x"), (5, 2, 2, 1), list("abcde"), [noise(0, 3, 2, 2, 1)])
+    assert store.find(store.key("x")) is None
+
+
+def test_pictures_become_tensors_without_a_warning(image_folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pictures = opened(image_folder).pictures("cat", Split.TRAIN)
+    assert torch.from_numpy(pictures).shape == (18, 16, 16, 3)
+
+
+def test_the_layer_imports_neither_torch_nor_what_it_needs_seldom() -> None:
+    code = (
+        "import sys, manege.data, manege.pictures\n"
+        "sys.exit(bool({'torch', 'sklearn', 'pooch', 'requests'} & set(sys.modules)))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
