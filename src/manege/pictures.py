@@ -6,12 +6,9 @@ network: what a picture shows is the caller's business.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import math
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 from manege.errors import DataError, MachineError
+from manege.files import write_atomic
 
 BACKGROUND = 232
 """The grey between a sheet's pictures: light, yet not the white of a picture's own paper."""
@@ -78,39 +76,8 @@ def png_bytes(picture: Picture, text: Mapping[str, str], scale: int = 1) -> byte
 
 
 def save_png(path: str | Path, picture: Picture, text: Mapping[str, str], scale: int = 1) -> None:
-    """Write the picture with ``text`` in its text chunks; equal inputs give equal bytes.
-
-    The file appears whole or not at all.
-
-    Args:
-        path: where; its folder must exist.
-        picture: H x W x 1 is saved as grey, H x W x 3 as colour.
-        text: the recipe; keys are 1 to 79 Latin-1 characters.
-        scale: enlargement for pictures too small to look at.
-    """
-    path = Path(path)
-    pixels = enlarge(picture, scale)
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    info = PngInfo()
-    for key in sorted(text):
-        # Not every file name is Unicode, and a recipe may hold one.
-        info.add_text(key, text[key].encode("utf-8", "backslashreplace").decode("utf-8"))
-    # Not tempfile: it makes files private, and a sheet is read by whoever may read the run.
-    aside = path.with_name(f".tmp-{secrets.token_hex(8)}.png")
-    try:
-        with aside.open("xb") as file:
-            image.save(file, format="PNG", pnginfo=info, compress_level=6)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError as error:
-        raise MachineError(
-            f"{path}: cannot be written ({error.strerror or error}); "
-            "free some space or choose a folder you may write to"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+    """Write what :func:`png_bytes` makes; the file appears whole or not at all."""
+    write_atomic(Path(path), png_bytes(picture, text, scale))
 
 
 def read_text(path: str | Path) -> dict[str, str]:

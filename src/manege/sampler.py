@@ -25,7 +25,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from manege import __version__, device
 from manege.config import Networks, RunConfig, resolve, stream
-from manege.errors import CheckpointError, ConfigError, MachineError
+from manege.errors import CheckpointError, ConfigError
+from manege.files import blaming, write_atomic
 from manege.models import (
     Generator,
     PictureShape,
@@ -35,7 +36,7 @@ from manege.models import (
     generate,
     named_tensors,
 )
-from manege.rundir import RunDir, cell_folder, write_atomic
+from manege.rundir import RunDir, cell_folder
 
 FORMAT = 1
 CHUNK = 32
@@ -189,24 +190,20 @@ class Model:
         if folder.exists() and not replace and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"{folder}: already exists; choose another -o, or remove it first")
         aside = folder.with_name(f".{folder.name}.aside")
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            for component in self.components:
-                write_atomic(aside / _file(component.label), component.read())
-            text = json.dumps(self._json(), indent=1, ensure_ascii=False)
-            write_atomic(aside / "model.json", text.encode())
-            if folder.exists():
-                shutil.rmtree(folder)
-            aside.rename(folder)
-        except OSError as error:
-            raise MachineError(
-                f"{folder}: cannot be written ({error.strerror}); "
-                "free some space or choose a folder you may write to"
-            ) from error
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        with blaming(folder):
+            try:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir()
+                for component in self.components:
+                    write_atomic(aside / _file(component.label), component.read())
+                text = json.dumps(self._json(), indent=1, ensure_ascii=False)
+                write_atomic(aside / "model.json", text.encode())
+                if folder.exists():
+                    shutil.rmtree(folder)
+                aside.rename(folder)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
 
     def merged(self, other: Model) -> Model:
         """All labels of both; each keeps its generator, p(y) follows the summed weights."""

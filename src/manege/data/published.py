@@ -94,7 +94,9 @@ def locate(dataset: IdxDataset, root: str | None) -> dict[str, Path] | None:
     if root is not None:
         given = Path(root).expanduser()
         if not given.is_dir():
-            raise DataError(f"data.root {printable(root)}: no such folder; expected one with data")
+            raise DataError(
+                f"--data-root {printable(root)}: no such folder; expected one with data"
+            )
         places += [given / dataset.name, given]
     if env := os.environ.get("MANEGE_DATA"):
         places += [Path(env).expanduser() / dataset.name, Path(env).expanduser()]
@@ -144,7 +146,7 @@ def download(dataset: IdxDataset) -> dict[str, Path]:
             raise DataError(
                 f"{dataset.name}: {name}.gz is not on this machine and could not be downloaded "
                 f"from {dataset.url} ({_reason(error)}); put {needed} into {folder}, or into a "
-                f"folder {dataset.name}/ below data.root or MANEGE_DATA"
+                f"folder {dataset.name}/ below --data-root or MANEGE_DATA"
             ) from error
         files[name] = Path(fetched)
     return files

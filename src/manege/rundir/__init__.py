@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from manege.rundir.checkpoints import Checkpoint
-from manege.rundir.files import write_atomic
 from manege.rundir.manifest import Commit
 from manege.rundir.names import cell_folder
 from manege.rundir.run import RunDir
 
-__all__ = ["Checkpoint", "Commit", "RunDir", "cell_folder", "write_atomic"]
+__all__ = ["Checkpoint", "Commit", "RunDir", "cell_folder"]

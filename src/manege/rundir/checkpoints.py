@@ -17,7 +17,7 @@ from typing import Any
 
 from manege.errors import CheckpointError, MachineError
 from manege.failpoints import failpoint
-from manege.rundir.files import (
+from manege.files import (
     blaming,
     machine_error,
     read_capped,

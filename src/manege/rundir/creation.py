@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from manege.errors import CheckpointError
-from manege.rundir.files import blaming, make_folder, write_atomic
+from manege.files import blaming, make_folder, write_atomic
 from manege.rundir.names import make_numbered
 
 _FOLDERS = ("checkpoints", "samples", "logs")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from manege.errors import CheckpointError
-from manege.rundir.files import blaming, machine_error
+from manege.files import blaming, machine_error
 from manege.rundir.jsontext import parse_object
 
 _BLOCK = 1 << 16

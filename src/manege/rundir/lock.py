@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from manege.errors import CheckpointError, MachineError
-from manege.rundir.files import blaming
+from manege.files import blaming
 
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES)
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)

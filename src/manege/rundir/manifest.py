@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from manege.errors import CheckpointError
-from manege.rundir.files import machine_error, read_capped
+from manege.files import machine_error, read_capped
 from manege.rundir.jsontext import canonical, parse_object, readable
 
 CURRENT = "manifest.json"

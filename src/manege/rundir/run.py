@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from manege.errors import CheckpointError
-from manege.rundir import checkpoints, creation, events, lock
-from manege.rundir.checkpoints import Checkpoint, Owner
-from manege.rundir.files import (
+from manege.files import (
     blaming,
     machine_error,
     make_folder,
@@ -23,6 +21,8 @@ from manege.rundir.files import (
     remove_asides,
     write_atomic,
 )
+from manege.rundir import checkpoints, creation, events, lock
+from manege.rundir.checkpoints import Checkpoint, Owner
 from manege.rundir.jsontext import finite, parse_object, readable
 from manege.rundir.manifest import Commit
 from manege.rundir.names import cell_folder

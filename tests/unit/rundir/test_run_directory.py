@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import manege.rundir
-from manege import failpoints
+from manege import failpoints, files
 from manege.errors import CheckpointError, ConfigError, MachineError
-from manege.rundir import RunDir, cell_folder, events, files, lock, write_atomic
+from manege.files import write_atomic
+from manege.rundir import RunDir, cell_folder, events, lock
 
 INITIAL = {"name": "mnist", "config": "seed: 1\n", "command": "manege train", "environment": {}}
 
