@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from manege import __version__
 from manege.config import RunConfig, amended, resolve, to_yaml
 from manege.data import Dataset, Split, open_dataset
 from manege.errors import ConfigError
@@ -24,6 +23,7 @@ from manege.progress import Lines
 from manege.rundir import RunDir
 from manege.sampler import Model, Samples, of_run, open_model, run_config
 from manege.trainer import Outcome, Watcher, run
+from manege.version import __version__
 
 __all__ = ["Run", "continue_run", "export", "load_model", "resume", "sample", "start_run", "train"]
 

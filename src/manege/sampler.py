@@ -23,7 +23,7 @@ import safetensors.numpy
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from manege import __version__, device
+from manege import device
 from manege.config import Networks, RunConfig, resolve, stream
 from manege.errors import CheckpointError, ConfigError
 from manege.files import blaming, write_atomic
@@ -37,6 +37,7 @@ from manege.models import (
     named_tensors,
 )
 from manege.rundir import RunDir, cell_folder
+from manege.version import __version__
 
 FORMAT = 1
 CHUNK = 32

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from manege import __version__
 from manege.cli import data, model
 from manege.cli.output import emit_json, say
 from manege.errors import (
