@@ -71,10 +71,10 @@ def test_equal_inputs_give_equal_bytes_and_nothing_else_is_left(tmp_path: Path) 
 
 
 def test_a_missing_folder_is_a_fault_of_the_machine(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match=r"no/a\.png: no such file \(No such file"):
+    with pytest.raises(MachineError, match=r"a\.png.*: no such file"):
         save_png(tmp_path / "no" / "a.png", np.zeros((4, 4, 1), np.uint8), {})
     (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match="Not a directory"):
+    with pytest.raises(MachineError, match="not a directory"):
         save_png(tmp_path / "file" / "a.png", np.zeros((4, 4, 1), np.uint8), {})
 
 

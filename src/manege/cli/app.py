@@ -16,6 +16,7 @@ from manege.errors import (
     EXIT_FINE,
     EXIT_STOPPED,
 )
+from manege.version import __version__
 
 app = typer.Typer(
     name="manege",
