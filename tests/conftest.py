@@ -1,0 +1,11 @@
+"""One thread, as in training: two change a convolution's bits, and race with other tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,77 @@
+"""One tiny trained run for all tests of the command line, and the command itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from .command import TINY, Done, run_here, run_process
+from .material import write_class
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of the session's own: the digits are decoded once, the user's is left alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("MANEGE_DATA", raising=False)
+        yield
+
+
+@pytest.fixture
+def manege(tmp_path: Path) -> Command:
+    """The command in this process, in the test's own folder."""
+    return partial(run_here, cwd=tmp_path)
+
+
+@pytest.fixture
+def manege_process(tmp_path: Path) -> Command:
+    """The command in a process of its own, in the test's own folder."""
+    return partial(run_process, cwd=tmp_path)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on three digits; not to be changed."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = run_here(
+        *("train", "digits", "--classes", "3,7,8", "--rounds", "2", *TINY, "--out", "run"),
+        cwd=folder,
+    )
+    assert done.code == 0, done.err
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def trained_animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run and the small image folder it was trained on; not to change."""
+    folder = tmp_path_factory.mktemp("animals")
+    write_class(folder / "animals" / "cat", 20)
+    write_class(folder / "animals" / "dog", 40)
+    done = run_here("train", "animals", "--rounds", "1", *TINY, "--out", "run", cwd=folder)
+    assert done.code == 0, done.err
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, to damage at will."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+@pytest.fixture
+def model(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run's model, to damage at will."""
+    return Path(shutil.copytree(trained / "model", tmp_path / "model"))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)

@@ -1,0 +1,44 @@
+"""Small real datasets for the tests of the command line."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
+
+def noise(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def write_class(folder: Path, count: int, *, side: int = 8) -> None:
+    """Grey pictures, no two alike."""
+    folder.mkdir(parents=True)
+    seed = zlib.crc32(folder.name.encode())
+    for place in range(count):
+        Image.fromarray(noise(seed + place, side, side)).save(folder / f"{place:03d}.png")
+
+
+def write_idx(folder: Path) -> Path:
+    """The four files of a tiny MNIST: ten pictures of each digit to train on, one to test."""
+    folder.mkdir(parents=True)
+    for images, labels, each in ((IDX[0], IDX[1], 10), (IDX[2], IDX[3], 1)):
+        targets = np.tile(np.arange(10, dtype=np.uint8), each)
+        (folder / images).write_bytes(_idx(noise(each, len(targets), 28, 28)))
+        (folder / labels).write_bytes(_idx(targets))
+    return folder
+
+
+def _idx(array: np.ndarray) -> bytes:
+    head = struct.pack(">I", 0x800 + array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    return head + array.tobytes()
