@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations
 
 from manege.cell import HEADER, Individual
 from manege.config import DcganNetworks, MlpNetworks, stream
-from manege.models import PictureShape, build_discriminator, build_generator, initialise
+from manege.models import PictureShape, build_discriminator, initialise
 
 CPU = torch.device("cpu")
 SHAPE = PictureShape(8, 1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.plain_form import PlainDiscriminator, PlainGenerator, PlainPair
 from torch.nn import functional as F
 
 from manege.cell import draw_noise, new_pair, train_step, update_generator
 from manege.config import ClipConstraint, DcganNetworks, Loss, NoConstraint, Training, stream
 from manege.models import PictureShape, build_discriminator, build_generator, initialise
-from tests.plain_form import PlainDiscriminator, PlainGenerator, PlainPair
 
 CPU = torch.device("cpu")
 BATCH = 12
@@ -65,7 +65,9 @@ def test_both_networks_equal_the_plain_form_forward_and_in_gradients_in_double()
 
 @pytest.mark.parametrize("n_critic", [1, 3])
 @pytest.mark.parametrize("loss", Loss)
-@pytest.mark.parametrize("constraint", [NoConstraint(), ClipConstraint(bound=0.1)], ids=["free", "clip"])
+@pytest.mark.parametrize(
+    "constraint", [NoConstraint(), ClipConstraint(bound=0.1)], ids=["free", "clip"]
+)
 def test_a_few_training_steps_equal_the_plain_form_within_rounding(loss, constraint, n_critic):
     training = Training(loss=loss, constraint=constraint, n_critic=n_critic, batch=BATCH)
     pair, reals = _setting(16, training)

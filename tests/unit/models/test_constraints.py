@@ -11,9 +11,7 @@ from manege.models import PictureShape, clip_, clippable
 
 def _pair():
     rng = stream(0, cell="x", purpose="init")
-    return new_pair(
-        DcganNetworks(), PictureShape(32, 3), Training(), torch.device("cpu"), rng, rng
-    )
+    return new_pair(DcganNetworks(), PictureShape(32, 3), Training(), torch.device("cpu"), rng, rng)
 
 
 def _generator_gradient(pair) -> float:

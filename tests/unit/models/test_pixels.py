@@ -36,7 +36,9 @@ def test_floats_are_channels_last_and_keep_colours_in_place():
 
 
 def test_generating_changes_nothing_in_the_generator():
-    individual = Individual(build_generator(DcganNetworks(), PictureShape(8, 1)), torch.device("cpu"))
+    individual = Individual(
+        build_generator(DcganNetworks(), PictureShape(8, 1)), torch.device("cpu")
+    )
     initialise(individual.network, stream(0, cell="x", purpose="init"))
     before = individual.record.clone()
     z = np.random.default_rng(0).standard_normal((4, 100), dtype=np.float32)

@@ -1,0 +1,70 @@
+"""SIGKILL at every step of a run and inside every part of a commit: the result is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.recovery.forker import COMMIT_POINTS
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 12
+
+EVERY_ROUND = {"checkpoints.every_rounds": "1"}
+EVERY_STEP = {"checkpoints.every_s": "0.000001"}
+
+
+def _run(tmp_path: Path, sets: dict, failpoints: list[str], then: list[str] | None = None) -> list:
+    plan = {"sets": sets, "failpoints": failpoints, "then": then or []}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.recovery.forker", str(tmp_path), json.dumps(plan)],
+        cwd=ROOT,
+        env=os.environ | {"MANEGE_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(done.stdout)["results"]
+    assert [one["failpoint"] for one in results] == failpoints
+    return results
+
+
+def _all_well(results: list, times_killed_again: int = 0) -> None:
+    assert all(one["killed"] for one in results), results
+    assert all(one["killed_again"] == times_killed_again for one in results), results
+    assert all(one["resumed"] for one in results), results
+    assert all(one["same"] for one in results), results
+
+
+@pytest.mark.parametrize("saving", [EVERY_ROUND, EVERY_STEP], ids=["by round", "by step"])
+def test_killed_at_every_step_the_result_is_the_same_bits(tmp_path, saving):
+    _all_well(_run(tmp_path, saving, [f"step@{n}" for n in range(1, STEPS + 1)]))
+
+
+def test_killed_three_times_in_a_row_the_result_is_the_same_bits(tmp_path):
+    _all_well(_run(tmp_path, EVERY_STEP, ["step@2", "step@5"], ["step@1", "step@3"]), 2)
+
+
+def test_killed_inside_every_part_of_a_commit_the_result_is_the_same_bits(tmp_path):
+    points = [f"{point}@{n}" for point in COMMIT_POINTS for n in (1, 3)]
+    _all_well(_run(tmp_path, EVERY_ROUND, points))
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        {"training.loss": "bce", "training.n_critic": "2"},
+        {"training.constraint.kind": "clip"},
+        {"networks.kind": "mlp", "training.batches_per_round": "2"},
+    ],
+    ids=["bce, n_critic 2", "clip", "mlp"],
+)
+def test_other_settings_resume_to_the_same_bits_too(tmp_path, sets):
+    _all_well(_run(tmp_path, EVERY_STEP | sets, ["step@1", "step@4"]))

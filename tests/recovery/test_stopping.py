@@ -1,0 +1,251 @@
+"""Signals, locks, full disks, damaged files: real processes and real limits."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manege.rundir import RunDir
+from manege.sampler import run_config
+from tests.recovery.forker import state_of
+
+TINY = ["--classes", "3,7", "--limit-per-class", "40", "--batch", "20", "--sheet-every", "1000"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def _start(*args: object, **more) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "manege", *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
+
+
+def _finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    assert "Traceback" not in err
+    return process.returncode, out, err
+
+
+def _wait_for(path: Path, event: str) -> None:
+    events = path / "events.jsonl"
+    for _ in range(1200):
+        if events.exists() and f'"event":"{event}"' in events.read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no {event} in {path}")
+
+
+def _events(path: Path, kind: str) -> list[dict]:
+    return [event for event in RunDir.open(path).events() if event["event"] == kind]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """An undisturbed run of 40 rounds; nobody writes there."""
+    path = tmp_path_factory.mktemp("undisturbed") / "reference"
+    assert _finish(_start("train", "digits", *TINY, "--rounds", 40, "--out", path))[0] == 0
+    return path
+
+
+def test_signals_save_and_stop_and_resume_goes_on_bit_for_bit(tmp_path, reference):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        path = tmp_path / number.name
+        process = _start("train", "digits", *TINY, "--rounds", 40, "--out", path, "--json")
+        _wait_for(path, "round")
+        process.send_signal(number)
+        sent = time.monotonic()
+        code, out, err = _finish(process)
+        assert time.monotonic() - sent < 5
+        assert code == 75
+        assert json.loads(out)["state"] == "stopped"
+        assert f"stopping on {number.name}" in err
+        (stopped,) = _events(path, "run_stopped")
+        saved = RunDir.open(path).commits("3" if (path / "checkpoints/3").exists() else "7")[0]
+        assert (saved.round_, saved.step) != (0, 0)
+        assert stopped["reason"] == number.name
+        assert _finish(_start("resume", path))[0] == 0
+        assert state_of(path) == state_of(reference)
+
+
+def test_a_longer_total_gives_what_an_undivided_run_would(tmp_path, reference):
+    path = tmp_path / "in-parts"
+    assert _finish(_start("train", "digits", *TINY, "--rounds", 11, "--out", path))[0] == 0
+    assert _finish(_start("resume", path, "--rounds", 40))[0] == 0
+    ours, theirs = state_of(path), state_of(reference)
+    extra = "samples/{}/round-000011.png"  # The sheet at the first end.
+    assert {k: v for k, v in ours.items() if k not in (extra.format(3), extra.format(7))} == theirs
+
+
+def test_a_second_process_on_the_same_run_is_refused(tmp_path):
+    path = tmp_path / "run"
+    first = _start("train", "digits", *TINY, "--rounds", 2000, "--out", path)
+    _wait_for(path, "round")
+    code, out, err = _finish(_start("resume", path))
+    assert (code, out) == (2, "")
+    assert str(first.pid) in err
+    assert len(err.splitlines()) == 1
+    first.send_signal(signal.SIGTERM)
+    assert _finish(first)[0] == 75
+
+
+def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, reference):
+    path = tmp_path / "run"
+    saving = ["--checkpoint-every", "7"]
+    done = _finish(_start("train", "digits", *TINY, *saving, "--rounds", 30, "--out", path))
+    assert done[0] == 0
+    newest = path / "checkpoints/3" / RunDir.open(path).commits("3")[0].file
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    code, _, err = _finish(_start("resume", path, "--rounds", 40))
+    assert code == 0
+    assert "warning" in err
+    assert newest.name in err
+    (warning,) = _events(path, "warning")
+    assert warning["cell"] == "3"
+    ours = state_of(path)
+    assert {k: v for k, v in ours.items() if "round-000030" not in k} == state_of(reference)
+
+
+def test_a_full_disk_is_one_line_and_resume_works_after_space_is_made(tmp_path, reference):
+    path = tmp_path / "run"
+    saving = ["--checkpoint-every", "10"]
+    args = ("train", "digits", *TINY, *saving, "--rounds", 40, "--out", path)
+
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+
+    # Warm the cache outside the limit: it is the run that meets the full disk.
+    code, out, err = _finish(_start(*args, preexec_fn=small_files))
+    assert (code, out) == (3, "")
+    assert "checkpoints" in err.splitlines()[-1]
+    assert RunDir.open(path).status()["state"] == "interrupted"
+    assert _finish(_start("resume", path))[0] == 0
+    assert state_of(path) == state_of(reference)
+
+
+def test_a_full_small_file_system_keeps_the_earlier_generation(tmp_path, reference):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small tmpfs is not allowed here")
+    try:
+        path = disk / "run"
+        saving = ["--checkpoint-every", "10"]
+        args = ("train", "digits", *TINY, *saving, "--rounds", 40, "--out", path)
+        code, out, err = _finish(_start(*args))
+        assert (code, out) == (3, "")
+        assert "no space left" in err.splitlines()[-1]
+        kept = RunDir.open(path)
+        (begun,) = kept.cells()
+        assert kept.load(begun, identity=run_config(kept).identity()) is not None
+        subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
+        assert _finish(_start("resume", path))[0] == 0
+        assert state_of(path) == state_of(reference)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_class_that_turns_nan_fails_alone(tmp_path, reference):
+    path = tmp_path / "run"
+    assert _finish(_start("train", "digits", *TINY, "--rounds", 11, "--out", path))[0] == 0
+    rundir = RunDir.open(path)
+    identity = run_config(rundir).identity()
+    found = rundir.load("7", identity=identity)
+    found.tensors["generator"][5] = np.nan
+    rundir.commit(
+        "7",
+        identity=identity,
+        round_=found.round_,
+        step=found.step,
+        tensors=found.tensors,
+        meta=found.meta,
+    )
+    code, out, err = _finish(_start("resume", path, "--rounds", 40, "--json"))
+    assert code == 4
+    told = json.loads(out)
+    assert told["state"] == "failed"
+    assert list(told["failed"]) == ["7"]
+    assert "class '7' failed" in err
+    ours, theirs = state_of(path), state_of(reference)
+    assert ours["3.safetensors"] == theirs["3.safetensors"]
+    assert "7.safetensors" not in ours
+    code, _, err = _finish(_start("sample", path, "--label", 7, "-o", tmp_path / "a.png"))
+    assert code == 2
+    assert "missing from this model (failed: " in err
+    code, out, err = _finish(_start("sample", path, "-n", 8, "-o", tmp_path / "b.png", "--json"))
+    assert code == 0
+    assert json.loads(out)["labels"] == {"3": 8}
+    assert "label '7' is missing" in err
+
+
+def test_adding_a_class_changes_no_other(tmp_path, reference):
+    path = tmp_path / "run"
+    more = [*TINY]
+    more[1] = "0,3,7"
+    assert _finish(_start("train", "digits", *more, "--rounds", 40, "--out", path))[0] == 0
+    ours, theirs = state_of(path), state_of(reference)
+    for label in ("3", "7"):
+        assert ours[f"{label}.safetensors"] == theirs[f"{label}.safetensors"]
+
+
+def test_a_budget_is_shared_out_evenly_and_survives_a_stop(tmp_path):
+    path = tmp_path / "run"
+    process = _start("train", "digits", *TINY, "--budget", "6s", "--out", path)
+    _wait_for(path, "round")
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    assert _finish(process)[0] == 75
+    assert _finish(_start("resume", path))[0] == 0
+    spent = {event["cell"]: event for event in _events(path, "cell_finished")}
+    assert {event["reason"] for event in spent.values()} == {"budget"}
+    for event in spent.values():
+        assert event["spent_s"] == pytest.approx(3, abs=0.6)
+
+
+def test_somebody_elses_checkpoint_is_refused(tmp_path, reference):
+    other = tmp_path / "other"
+    args = ("train", "digits", *TINY, "--rounds", 2, "--seed", 9, "--out", other)
+    assert _finish(_start(*args))[0] == 0
+    shutil.rmtree(other / "checkpoints/3")
+    shutil.copytree(reference / "checkpoints/3", other / "checkpoints/3")
+    code, out, err = _finish(_start("resume", other, "--rounds", 4))
+    assert (code, out) == (2, "")
+    assert "belongs to another run" in err
+
+
+def test_nothing_but_the_run_is_left_behind(reference):
+    files = {str(p.relative_to(reference)) for p in reference.rglob("*") if p.is_file()}
+    assert not [name for name in files if name.endswith(".tmp") or ".aside" in name]
+    assert {
+        "config.yaml",
+        "command.txt",
+        "environment.json",
+        "status.json",
+        "events.jsonl",
+    } <= files
+    assert {"data.json", "model/model.json", "samples/model.png"} <= files
