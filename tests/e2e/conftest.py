@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from .command import TINY, Done, run_here, run_process
@@ -70,8 +69,3 @@ def run(trained: Path, tmp_path: Path) -> Path:
 def model(trained: Path, tmp_path: Path) -> Path:
     """A copy of the finished run's model, to damage at will."""
     return Path(shutil.copytree(trained / "model", tmp_path / "model"))
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(0)

@@ -700,6 +700,13 @@ RUNS = [
         "export run -o model",
         ("model: already exists", "another -o"),
     ),
+    Case("exporting onto here", "export run -o .", (".: ", "the name of a new folder")),
+    Case(
+        "exporting to a name too long",
+        f"export run -o {'x' * 300}",
+        ("file name too long", "choose a shorter name"),
+        code=3,
+    ),
     Case(
         "exporting below a file",
         "export run -o file/m",

@@ -261,6 +261,22 @@ def test_a_check_names_what_is_wrong_with_a_dataset(manege: Command, tmp_path: P
         assert words in done.out, done.out
 
 
+def test_a_check_is_not_lost_when_its_sheet_cannot_be_drawn(
+    manege: Command, tmp_path: Path
+) -> None:
+    write_class(tmp_path / "animals" / "cat", 20)
+    (tmp_path / "animals" / "cat" / "broken.png").write_text("no picture")
+    done = manege("data", "check", "animals", "--sheet", "new/sheet.png", "--json")
+    assert done.code == 2
+    assert [entry["name"] for entry in done.json["broken"]] == ["broken.png"]
+    assert done.json["sheet"] is None
+    assert done.err.startswith("manege: new/sheet.png: no sheet drawn; ")
+    assert done.err.count("\n") == 1
+    (tmp_path / "animals" / "cat" / "broken.png").unlink()
+    assert manege("data", "check", "animals", "--sheet", "new/sheet.png").code == 0
+    assert (tmp_path / "new" / "sheet.png").is_file()
+
+
 def test_runs_without_a_name_are_numbered(manege: Command, tmp_path: Path) -> None:
     for number in ("0001", "0002"):
         done = manege("train", "digits", "--classes", "3", "--rounds", "1", *TINY, "--json")

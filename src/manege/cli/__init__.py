@@ -5,7 +5,10 @@ Nothing heavy is imported before a verb needs it: `manege --help` must be instan
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+from pathlib import Path
 
 import typer
 
@@ -16,28 +19,45 @@ EXIT_INTERRUPTED = 130
 
 def main() -> None:
     """Run the command; every problem becomes one line on standard error and an exit code."""
-    sys.exit(_run())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path need not be text; it is shown escaped, as standard error does.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    code = _run()
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # Python would try again at its end, and complain in its own words.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if code != EXIT_MACHINE and not isinstance(error, BrokenPipeError):
+            _complain(f"standard output: {error.strerror}; the result is lost", code)
+        code = EXIT_MACHINE
+    sys.exit(code)
 
 
 def _run() -> int:
     try:
-        code = _app()(standalone_mode=False)
+        code = _app()(standalone_mode=False, prog_name="manege")
     except ManegeError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _complain("interrupted before there was anything to save", EXIT_INTERRUPTED)
-    except BrokenPipeError:
+        code = EXIT_INTERRUPTED
+    except (BrokenPipeError, SystemExit):  # Typer leaves so when nobody reads any more.
         return EXIT_MACHINE
     except MemoryError:
         return _complain("out of memory; use a smaller --size or batch", EXIT_MACHINE)
     except OSError as error:
-        return _complain(f"{error.filename or 'system'}: {error.strerror}", EXIT_MACHINE)
+        from manege.files import machine_error
+
+        where = Path(os.fsdecode(error.filename)) if error.filename else Path("system")
+        return _complain(str(machine_error(where, error)), EXIT_MACHINE)
     except Exception as error:
         # Typer's own complaints about usage; anything else is a defect and shows its traceback.
         format_message = getattr(error, "format_message", None)
         if format_message is None:
             raise
         return _usage(error, " ".join(format_message().split("\n")))
+    if code == EXIT_INTERRUPTED:  # As Typer reports a KeyboardInterrupt inside a command.
+        return _complain("interrupted before there was anything to save", EXIT_INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
@@ -58,5 +78,11 @@ def _usage(error: Exception, text: str) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.stderr.write(str(context.get_help() if context else text) + "\n")
         return EXIT_INPUT
-    sys.stderr.write(f"{path}: {text.rstrip('.')}; see `{path} --help`\n")
+    sys.stderr.write(f"{path}: {text.rstrip('.')}{_found(error)}; see `{path} --help`\n")
     return EXIT_INPUT
+
+
+def _found(error: Exception) -> str:
+    """What stood on the command line, where Typer says only what it should have been."""
+    problems = getattr(error.__cause__, "errors", None)
+    return f", found {problems()[0]['input']!r}" if callable(problems) else ""

@@ -138,7 +138,7 @@ def train(
         if json_:
             emit_json(settings.model_dump(mode="json"))
         else:
-            sys.stdout.write(to_yaml(settings))
+            say(to_yaml(settings), end="")
         return
 
     from manege.api import start_run
@@ -205,9 +205,10 @@ def sample(
     json_: Json = False,
 ) -> None:
     """Draw pictures from a run or a model; labels by p(y) unless told otherwise."""
-    from manege.cli.samples import check_free, parse_weights, write
+    from manege.cli.samples import check_device, check_free, parse_weights, write
 
     check_free(out, force=force)
+    check_device(device)
     chosen = parse_weights(weights)
     from manege.sampler import open_model
 
@@ -243,7 +244,9 @@ def export(
 ) -> None:
     """Write a run's combined model, as it stands, into a folder that needs nothing else."""
     from manege.api import export as export_run
+    from manege.cli.samples import check_new_folder
 
+    check_new_folder(out)
     model.report(export_run(run, out), out, as_json=json_)
 
 

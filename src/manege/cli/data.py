@@ -60,8 +60,11 @@ def check(
     from manege.cli.samples import check_free, parse_labels
     from manege.config import resolve
     from manege.data import check as check_data
+    from manege.errors import ConfigError, DataError
 
     if sheet is not None:
+        if sheet.suffix.lower() != ".png":
+            raise ConfigError(f"--sheet {sheet}: expected a name that ends in .png")
         check_free(sheet, force=force)
     config = resolve(
         flags={
@@ -73,14 +76,22 @@ def check(
         }
     ).data
     report = check_data(config, progress=_progress())
+    no_sheet: DataError | None = None
     if sheet is not None:
-        _write_sheet(sheet, config)
+        try:
+            _write_sheet(sheet, config)
+        except DataError as error:
+            # The report says what is wrong with the data; it must not be lost with the sheet.
+            no_sheet = error
+    drawn = str(sheet) if sheet and not no_sheet else None
     if json_:
-        emit_json({**report.as_dict(), "sheet": str(sheet) if sheet else None})
+        emit_json({**report.as_dict(), "sheet": drawn})
     else:
         _print(report)
-        if sheet is not None:
-            say(f"sheet: {sheet}")
+        if drawn:
+            say(f"sheet: {drawn}")
+    if no_sheet:
+        raise DataError(f"{sheet}: no sheet drawn; {no_sheet}")
 
 
 def _progress() -> Callable[[int, int], None] | None:
@@ -100,9 +111,12 @@ def _progress() -> Callable[[int, int], None] | None:
 def _write_sheet(path: Path, config: DataConfig) -> None:
     from manege.data import open_dataset
     from manege.data import sheet as draw
+    from manege.files import blaming
     from manege.pictures import save_png
 
     dataset = open_dataset(config)
+    with blaming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     save_png(path, draw(dataset), {"data": dataset.name, "rows": ", ".join(dataset.labels)})
 
 

@@ -36,9 +36,11 @@ def merge(
     json_: Json = False,
 ) -> None:
     """Make one model of several; every class keeps drawing the very same pictures."""
+    from manege.cli.samples import check_new_folder
     from manege.errors import ConfigError
     from manege.sampler import open_model
 
+    check_new_folder(out)
     if len(models) < 2:
         raise ConfigError(f"model merge: found {len(models)} model, expected at least two")
     merged = open_model(models[0])
@@ -56,8 +58,10 @@ def drop(
     json_: Json = False,
 ) -> None:
     """Make a model without some classes; the others keep drawing the very same pictures."""
+    from manege.cli.samples import check_new_folder
     from manege.sampler import open_model
 
+    check_new_folder(out)
     smaller = open_model(source).without(labels)
     smaller.save(out)
     report(smaller, out, as_json=json_)

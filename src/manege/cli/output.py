@@ -6,12 +6,19 @@ import json
 import sys
 from typing import Any
 
+from manege.errors import MachineError
+
 
 def say(text: str, end: str = "\n") -> None:
     """One line of a result."""
-    sys.stdout.write(text + end)
+    try:
+        sys.stdout.write(text + end)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise MachineError(f"standard output: {error.strerror}; the result is lost") from error
 
 
 def emit_json(value: dict[str, Any]) -> None:
     """The whole result."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+    say(json.dumps(value, ensure_ascii=False, allow_nan=False))

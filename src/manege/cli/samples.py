@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,22 +21,45 @@ from manege.rundir import cell_folder
 if TYPE_CHECKING:
     from manege.sampler import Samples
 
-
 MANIFEST = "manifest.json"
+_LONGEST_NAME = 255
 
 
 def check_free(out: Path, *, force: bool) -> None:
     """Refuse to overwrite, before any work is done."""
+    check_parents(out)
     taken = out.exists() and not (out.is_dir() and not any(out.iterdir()))
     if taken and not force:
-        raise ConfigError(f"{out}: already exists; choose another -o, or add --force")
+        raise ConfigError(f"{out}: already exists; choose another name, or add --force")
     if taken and out.is_dir() and not (out / MANIFEST).is_file():
         # Even then: only what an earlier `sample` wrote may be removed.
-        raise ConfigError(f"{out}: a folder that `manege sample` did not make; choose another -o")
+        raise ConfigError(f"{out}: a folder that `manege sample` did not make; choose another name")
     if out.suffix.lower() in (".jpg", ".jpeg", ".gif", ".npy", ".zip", ".bmp", ".webp"):
         raise ConfigError(f"{out}: found {out.suffix}, expected .png, .npz or a folder")
     if out.is_dir() and out.suffix.lower() in (".png", ".npz"):
         raise ConfigError(f"{out}: is a folder; choose another name for the file")
+
+
+def check_parents(out: Path) -> None:
+    """Refuse an output that would have to lie inside a file."""
+    for place in out.parents:
+        if place.exists():
+            if not place.is_dir():
+                raise ConfigError(f"{out}: {place} is not a folder; choose another name")
+            return
+
+
+def check_new_folder(out: Path) -> None:
+    """Refuse what cannot be the name of a folder to make."""
+    if out.name in ("", ".."):
+        raise ConfigError(f"{out}: expected the name of a new folder; choose another name")
+    check_parents(out)
+
+
+def check_device(name: str) -> None:
+    """Refuse what could be no device on any machine."""
+    if not re.fullmatch(r"auto|cpu|cuda|cuda:\d+", name):
+        raise ConfigError(f"--device {name!r}: expected auto, cpu, cuda or cuda:N")
 
 
 def parse_labels(text: str | None) -> list[str] | None:
@@ -56,11 +82,14 @@ def parse_weights(text: str | None) -> dict[str, float] | None:
         try:
             if not equals or not label.strip():
                 raise ValueError
-            weights[label.strip()] = float(number)
+            weight = float(number)
         except ValueError:
             raise ConfigError(
                 f"--weights {text!r}: found {part!r}, expected label=number"
             ) from None
+        if label.strip() in weights:
+            raise ConfigError(f"--weights {text!r}: {label.strip()!r} stands twice; name it once")
+        weights[label.strip()] = weight
     return weights
 
 
@@ -90,8 +119,10 @@ def _write_folder(drawn: Samples, out: Path, recipe: Mapping[str, str]) -> list[
     _remove_earlier(out)
     out.mkdir(exist_ok=True)
     entries = []
+    labels = set(drawn.labels)
+    folders = {label: _class_folder(label, labels) for label in labels}
     for picture, label, index in zip(drawn.pictures, drawn.labels, drawn.indices, strict=True):
-        file = Path(cell_folder(label)) / f"{index:06d}.png"
+        file = Path(folders[label]) / f"{index:06d}.png"
         (out / file.parent).mkdir(exist_ok=True)
         text = {**recipe, "label": label, "index": str(index)}
         (out / file).write_bytes(pictures.png_bytes(picture, text))
@@ -99,6 +130,17 @@ def _write_folder(drawn: Samples, out: Path, recipe: Mapping[str, str]) -> list[
     manifest = {**recipe, "pictures": entries}
     write_atomic(out / MANIFEST, json.dumps(manifest, indent=1).encode())
     return [MANIFEST, *(str(entry["file"]) for entry in entries)]
+
+
+def _class_folder(label: str, labels: set[str]) -> str:
+    """The label itself, so that training on the folder gives the same labels, where it can be."""
+    plain = label.isprintable() and label == label.strip() and not set("/\\") & set(label)
+    long = len(os.fsencode(label)) > _LONGEST_NAME
+    # On a disk that ignores case two labels must not share a folder.
+    shared = sum(other.casefold() == label.casefold() for other in labels) > 1
+    if plain and not long and not shared and not label.startswith(".") and label != MANIFEST:
+        return label
+    return cell_folder(label)
 
 
 def _remove_earlier(out: Path) -> None:
@@ -110,6 +152,11 @@ def _remove_earlier(out: Path) -> None:
         return
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{out / MANIFEST}: not written by `manege sample`") from None
-    for name in names:
-        # One folder deep, whatever the manifest says: never outside.
-        (out / name.parent.name / name.name).unlink(missing_ok=True)
+    # One folder deep, whatever the manifest says: never outside.
+    ours = [name for name in names if len(name.parts) == 2 and not {"/", ".."} & set(name.parts)]
+    for name in ours:
+        (out / name).unlink(missing_ok=True)
+    for folder in {name.parent for name in ours}:
+        # An empty one would be a class without pictures; one with the user's own files stays.
+        with contextlib.suppress(OSError):
+            (out / folder).rmdir()

@@ -1,0 +1,71 @@
+# Everything a fresh machine needs: Python 3.11+ and make.
+#
+#   make demo    train on the built-in digits for two minutes and look at the pictures
+#   make test    lint, types, import rules and tests
+#
+# Without a GPU, spare yourself gigabytes: make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+DEMO_BUDGET ?= 2m
+BIN := .venv/bin
+DEMO := demo/digits-$(shell date +%Y%m%d-%H%M%S)
+
+.PHONY: setup demo test lint types fmt unit bench soak docs clean
+
+setup: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	@echo "== setup: a virtual environment in .venv, with manege and its tools (a few minutes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "manege needs Python 3.11 or newer, $(PYTHON) is older: make PYTHON=python3.12 …"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
+	  -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	@echo "== demo: one GAN for each of the ten digits, $(DEMO_BUDGET) of training in all"
+	$(BIN)/manege train digits --preset paper-dc --batch 32 --budget $(DEMO_BUDGET) --out $(DEMO)
+	@echo "== demo: a balanced sheet from the combined sampler"
+	$(BIN)/manege sample $(DEMO) -n 100 --balanced --seed 7 -o $(DEMO)/balanced.png
+	@echo
+	@echo "Pictures to look at:"
+	@echo "  $(DEMO)/balanced.png            ten of each digit, drawn by the combined model"
+	@echo "  $(DEMO)/samples/<digit>/*.png   the same latents, round after round"
+	@echo "Draw more:  $(BIN)/manege sample $(DEMO) -n 64 --label 8 -o eights.png"
+
+test: setup lint types unit
+
+lint: setup
+	@echo "== lint: ruff and the import rules between layers"
+	$(BIN)/ruff check src tests benchmarks examples scripts
+	$(BIN)/ruff format --check src tests benchmarks examples scripts
+	$(BIN)/lint-imports --no-cache > .lint-imports.log 2>&1 || { cat .lint-imports.log; exit 1; }
+
+types: setup
+	@echo "== types: mypy, strict on src"
+	$(BIN)/mypy
+
+unit: setup
+	@echo "== tests (real datasets are used when MANEGE_DATA names their folder, else skipped)"
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+
+fmt: setup
+	$(BIN)/ruff check --fix src tests benchmarks examples scripts
+	$(BIN)/ruff format src tests benchmarks examples scripts
+
+bench: setup
+	@echo "== bench: CPU seconds of a training step, fast form against plain; run it alone"
+	$(BIN)/python benchmarks/step.py
+
+soak: setup
+	@echo "== soak: the long tests"
+	$(BIN)/python -m pytest -m soak
+
+docs: setup
+	@echo "== docs: docs/cli.md from the command's own help"
+	$(BIN)/python scripts/write_cli_docs.py docs/cli.md
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .coverage .lint-imports.log

@@ -1,0 +1,187 @@
+"""Where a configuration comes from, and every problem with it at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from manege.config import PRESETS, SIZES, Loss, amended, parse_duration, resolve, to_yaml
+from manege.errors import ConfigError
+
+DIGITS = {"data.source": "digits"}
+
+
+def _problems(**sources) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        resolve(**sources)
+    head, *rest = str(caught.value).split("\n")
+    return [line.strip() for line in rest] or [head]
+
+
+def test_each_source_overrides_the_ones_before(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("preset: paper-dc\nseed: 1\ntraining: {batch: 11, n_critic: 2}\n")
+    config = resolve(file=file, flags=DIGITS | {"training.batch": 12}, sets=["training.batch=13"])
+    assert (config.preset, config.training.loss) == ("paper-dc", Loss.BCE)
+    assert (config.seed, config.training.n_critic, config.training.batch) == (1, 2, 13)
+    assert resolve(file=file, flags=DIGITS | {"training.batch": 12}).training.batch == 12
+    assert resolve(preset="paper", file=file, flags=DIGITS).training.loss is Loss.WASSERSTEIN
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_printed_configuration_gives_the_same_one_back(tmp_path, preset):
+    sets = ["networks.kind=mlp", "training.constraint.kind=clip", "data.classes=['1', 'no']"]
+    config = resolve(preset=preset, flags=DIGITS | {"budget_s": "1h"}, sets=sets)
+    file = tmp_path / "printed.yaml"
+    file.write_text(to_yaml(config))
+    assert resolve(file=file) == config
+    assert resolve(file=file).identity() == config.identity()
+
+
+def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "sed: 3\nrounds: -1\ntraining:\n  los: bce\n  loss: wassersten\n  batch: many\n"
+        "  constraint: {kind: clip, bund: 1}\nnetworks: {kind: dcgn}\ndata: {size: 30}\n"
+    )
+    problems = _problems(file=file, flags=DIGITS)
+    told = "\n".join(problems)
+    assert len(problems) == 8
+    for expected in (
+        "sed: unknown key, expected one of method, preset, seed,",
+        "did you mean seed?",
+        "rounds: found -1, expected greater than or equal to 1",
+        "training.los: unknown key, expected one of loss,",
+        "training.loss: found 'wassersten', expected one of bce, wasserstein; did you mean",
+        "training.batch: found 'many', expected a whole number",
+        "training.constraint.bund: unknown key, expected one of kind, bound; did you mean bound?",
+        "networks.kind: found 'dcgn', expected one of dcgan, mlp; did you mean dcgan?",
+        "data.size: found 30, expected a side the networks can make; nearest are 28 and 32",
+    ):
+        assert expected in told
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        ("networks.hidden=8", "networks.hidden: unknown key, expected one of kind, latent,"),
+        ("networks=3", "networks: found 3, expected a section of keys"),
+        ("training.optimiser.beta1=1", "beta1: found 1, expected less than 1"),
+        ("training.optimiser.generator_lr=0", "generator_lr: found 0, expected greater than 0"),
+        ("checkpoints.every_s=soon", "checkpoints.every_s: found 'soon', expected a number"),
+        ("data.classes=[yes]", "unquoted true/yes/on as a boolean: quote it"),
+        ("data.classes=[a, a]", "a label is named twice"),
+        ("data.classes=[]", "data.classes: found []"),
+        ("seed=-1", "seed: found -1"),
+        ("device=gpu", "device: found 'gpu', expected auto, cpu, cuda or cuda:N"),
+        ("rounds=null", "rounds and budget_s are both null"),
+        ("preset=papr", "preset: found 'papr', expected one of paper, paper-dc; did you mean"),
+        ("batch", "--set 'batch': expected key=value"),
+        ("a=[", "--set 'a=[': the value is not usable YAML"),
+    ],
+)
+def test_one_problem_is_one_line(sets, expected):
+    (problem,) = _problems(flags=DIGITS, sets=[sets])
+    assert expected in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: &x [1]\nb: *x\n", "alias *x refused"),
+        ("- 1\n- 2\n", "found a list, expected `key: value` lines"),
+        ("a: 1\na: 2\n", "key 'a' stands twice"),
+        ("a: [1\n", "not usable YAML"),
+        ("a: !!python/object/apply:os.system ['true']\n", "not usable YAML"),
+        ("x" * 1_000_001, "expected at most 1,000,000"),
+    ],
+)
+def test_bad_files_are_one_line(tmp_path, text, expected):
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    (problem,) = _problems(file=file, flags=DIGITS)
+    assert str(file) in problem
+    assert expected in problem
+
+
+def test_a_missing_file_and_one_that_is_no_text_are_told(tmp_path):
+    (problem,) = _problems(file=tmp_path / "none.yaml", flags=DIGITS)
+    assert "none.yaml: cannot be read (No such file or directory)" in problem
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8 text" in _problems(file=tmp_path / "b.yaml", flags=DIGITS)[0]
+
+
+def test_an_empty_file_changes_nothing(tmp_path):
+    (tmp_path / "a.yaml").write_text("")
+    assert resolve(file=tmp_path / "a.yaml", flags=DIGITS) == resolve(flags=DIGITS)
+
+
+def test_another_kind_replaces_its_section():
+    config = resolve(flags=DIGITS, sets=["networks.latent=7", "networks.kind=mlp"])
+    assert (config.networks.kind, config.networks.latent) == ("mlp", 64)
+    config = resolve(flags=DIGITS, sets=["networks.kind=mlp", "networks.latent=7"])
+    assert (config.networks.kind, config.networks.latent) == ("mlp", 7)
+
+
+def test_a_budget_lifts_the_presets_rounds_but_not_the_users():
+    assert resolve(flags=DIGITS).rounds == 1000
+    assert resolve(flags=DIGITS | {"budget_s": "10m"}).rounds is None
+    both = resolve(flags=DIGITS | {"budget_s": "10m", "rounds": 7})
+    assert (both.rounds, both.budget_s) == (7, 600)
+
+
+def test_the_configuration_is_frozen():
+    config = resolve(flags=DIGITS)
+    with pytest.raises(ValidationError, match="frozen"):
+        config.seed = 3
+    with pytest.raises(ValidationError, match="frozen"):
+        config.training.batch = 3
+
+
+def test_the_identity_changes_with_the_arithmetic_and_with_nothing_else():
+    config = resolve(flags=DIGITS)
+    same = {"rounds": 3, "budget_s": 5, "checkpoints.every_s": 1, "data.root": "/x"}
+    for key, value in same.items():
+        assert amended(config, {key: value}).identity() == config.identity(), key
+    other = {"seed": 1, "training.batch": 7, "networks.latent": 3, "threads_per_cell": 2}
+    for key, value in (other | {"data.size": 16, "data.channels": 3}).items():
+        assert amended(config, {key: value}).identity() != config.identity(), key
+
+
+def test_amending_is_validated():
+    with pytest.raises(ConfigError, match="rounds: found 0"):
+        amended(resolve(flags=DIGITS), {"rounds": 0})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", "90"), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("0.5h", 1800), ("x", "x"), (7, 7)],
+)
+def test_durations(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@given(st.integers(0, 99), st.integers(0, 59), st.integers(1, 59))
+def test_durations_add_up(hours, minutes, seconds):
+    spelled = f"{hours}h{minutes}m{seconds}s"
+    assert parse_duration(spelled) == hours * 3600 + minutes * 60 + seconds
+
+
+def test_sizes_are_those_whose_start_resolution_is_whole():
+    assert {8, 16, 28, 32, 48, 64, 96, 128, 256} <= set(SIZES)
+    assert not {4, 7, 30, 36, 66, 100, 257} & set(SIZES)
+
+
+def test_labels_given_as_numbers_are_text():
+    assert resolve(flags=DIGITS, sets=["data.classes=[3, 8]"]).data.classes == ("3", "8")
+
+
+def test_the_documented_example_of_precedence_holds(tmp_path: Path):
+    file = tmp_path / "c.yaml"
+    file.write_text(to_yaml(resolve(preset="paper-dc", flags=DIGITS | {"seed": 4})))
+    assert resolve(file=file, sets=["seed=5"]).seed == 5
+    assert resolve(file=file).preset == "paper-dc"

@@ -1,0 +1,86 @@
+"""The documents say what is true."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from manege.api import start_run
+from manege.config import resolve
+from manege.rundir import RunDir
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def test_events_of_real_runs_fit_the_schema_and_the_page(tmp_path, monkeypatch):
+    monkeypatch.setenv("MANEGE_CACHE", str(tmp_path / "cache"))
+    schema = json.loads((ROOT / "docs/events.schema.json").read_text())
+    page = (ROOT / "docs/run-directory.md").read_text()
+    sets = ["networks.kind=mlp", "data.classes=[1, 2]", "sheets.every_rounds=2"]
+    config = resolve(flags={"data.source": "digits", "rounds": 3}, sets=sets)
+    run = start_run(config, out=tmp_path / "run", stop=iter([None] * 9 + ["SIGTERM"]).__next__)
+    assert run.outcome.state == "stopped"
+    from manege.api import continue_run
+
+    continue_run(tmp_path / "run")
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    seen = set()
+    for event in RunDir.open(tmp_path / "run").events():
+        validator.validate(event)
+        seen.add(event["event"])
+    known = set(schema["properties"]["event"]["enum"])
+    assert seen == known - {"warning", "cell_failed"}  # Those two: tests/recovery.
+    for name in known:
+        assert f"| `{name}` |" in page
+
+
+def test_the_schema_refuses_what_no_run_writes():
+    schema = json.loads((ROOT / "docs/events.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    head = {"t": 1.0, "incarnation": 1}
+    for bad in (
+        {"event": "nonsense"},
+        {"event": "sheet", "cell": "a", "round": 1},
+        {"event": "sheet", "cell": "a", "round": 1, "file": "samples/a.png", "more": 1},
+    ):
+        assert not validator.is_valid(head | bad)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_the_reference_of_the_command_line_is_fresh(tmp_path):
+    made = tmp_path / "cli.md"
+    subprocess.run([sys.executable, ROOT / "scripts/write_cli_docs.py", made], check=True)
+    assert made.read_text() == (ROOT / "docs/cli.md").read_text(), "run `make docs`"
+
+
+def test_the_example_is_at_most_ten_lines_and_runs(tmp_path):
+    source = (ROOT / "examples/digits.py").read_text()
+    code = [line for line in source.splitlines() if line.strip() and not line.startswith('"""')]
+    assert len(code) <= 10
+    ast.parse(source)
+    shorter = source.replace("budget_s=60", "budget_s=3")
+    assert shorter != source
+    done = subprocess.run(
+        [sys.executable, "-c", shorter], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "eights.png").stat().st_size > 100
+
+
+def test_the_readme_shows_the_example(tmp_path):
+    example = (ROOT / "examples/digits.py").read_text().split('"""\n', 1)[1].strip()
+    assert example in (ROOT / "README.md").read_text()
