@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from manege import device
 from manege.config import RunConfig, amended, resolve, to_yaml
-from manege.data import Dataset, Split, open_dataset
+from manege.data import KNOWN, Dataset, Split, open_dataset
 from manege.errors import ConfigError
 from manege.progress import Lines
 from manege.rundir import RunDir
-from manege.sampler import Model, Samples, of_run, open_model, run_config
+from manege.sampler import Model, Samples, of_run, open_model, run_config, run_data
 from manege.trainer import Outcome, Watcher, run
 from manege.version import __version__
 
@@ -57,8 +58,10 @@ def train(data: str, *, out: str | Path | None = None, **options: Any) -> Run:
     return start_run(config, out=Path(out) if out else None)
 
 
-def resume(run: str | Path, *, rounds: int | None = None, budget_s: float | None = None) -> Run:
-    """Go on with a run, to a new total length when one is given."""
+def resume(
+    run: str | Path, *, rounds: int | None = None, budget_s: float | str | None = None
+) -> Run:
+    """Go on with a run, to a new total of rounds or time (``"10m"``) when one is given."""
     return continue_run(Path(run), rounds=rounds, budget_s=budget_s)
 
 
@@ -95,6 +98,7 @@ def start_run(
     command: str | None = None,
 ) -> Run:
     """A new run, from opening the data to the combined model."""
+    device.resolve(config.device)  # Refuse before anything is made.
     dataset = open_dataset(config.data)
     config = _settled(config, dataset)
     decode(dataset, say, stop)
@@ -104,10 +108,10 @@ def start_run(
         config=to_yaml(config),
         command=command or shlex.join(sys.argv),
         environment=environment(),
+        data=_data_record(dataset),
     )
     say(f"run directory: {rundir.path}")
     with rundir.start():
-        rundir.write_json("data.json", _data_record(dataset))
         outcome = run(config, rundir, dataset, watcher=watcher or Lines(), stop=stop)
     return Run(rundir.path, config, outcome)
 
@@ -116,7 +120,7 @@ def continue_run(
     path: Path,
     *,
     rounds: int | None = None,
-    budget_s: float | None = None,
+    budget_s: float | str | None = None,
     watcher: Watcher | None = None,
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], str | None] = _never,
@@ -126,10 +130,12 @@ def continue_run(
     config = run_config(rundir)
     if rounds is not None or budget_s is not None:
         config = amended(config, {"rounds": rounds, "budget_s": budget_s})
+    # All that may refuse comes before the start, which marks the run as running.
+    device.resolve(config.device)
+    dataset = open_dataset(config.data)
+    decode(dataset, say, stop)
+    _check_same_data(rundir, dataset)
     with rundir.start():
-        dataset = open_dataset(config.data)
-        _check_same_data(rundir, dataset)
-        decode(dataset, say, stop)
         rundir.write_config(to_yaml(config))
         outcome = run(config, rundir, dataset, watcher=watcher or Lines(), stop=stop)
     return Run(path, config, outcome)
@@ -163,28 +169,28 @@ def environment() -> dict[str, Any]:
 def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
     """The configuration with what the data decided: size, channels, where a path lies."""
     source = config.data.source
-    if Path(source).expanduser().exists() and source != dataset.name:
+    if source not in KNOWN:
         source = str(Path(source).expanduser().resolve())  # Resume may start elsewhere.
     data = {"data.source": source, "data.size": dataset.size, "data.channels": dataset.channels}
     return amended(config, data)
 
 
 def _data_record(dataset: Dataset) -> Mapping[str, Any]:
+    """What data.json holds: enough to know the pictures again, and to build the model without."""
+    split = dataset.split_record()
+    for label, entry in split["classes"].items():
+        entry["train_sha256"] = dataset.digest(label, Split.TRAIN)
     return {
         "name": dataset.name,
         "size": dataset.size,
         "channels": dataset.channels,
-        **dataset.split_record(),
+        **split,
     }
 
 
 def _check_same_data(rundir: RunDir, dataset: Dataset) -> None:
-    path = rundir.path / "data.json"
-    if not path.exists():
-        rundir.write_json("data.json", _data_record(dataset))
-        return
-    old, new = json.loads(path.read_text(encoding="utf-8")), _data_record(dataset)
-    if old != json.loads(json.dumps(new)):
+    old, new = run_data(rundir), json.loads(json.dumps(_data_record(dataset)))
+    if old != new:
         changed = sorted(_differences(old, new))
         raise ConfigError(
             f"{rundir.path}: the dataset has changed since the run began "
@@ -197,7 +203,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterable[str
         if key == "classes":
             classes_old, classes_new = old.get(key, {}), new[key]
             yield from (
-                f"class {label}"
+                f"class {label!r}"
                 for label in {*classes_old, *classes_new}
                 if classes_old.get(label) != classes_new.get(label)
             )

@@ -23,7 +23,7 @@ _REMEDIES = {
     errno.EACCES: "give yourself the right to use it or choose another place",
     errno.EPERM: "give yourself the right to use it or choose another place",
     errno.EROFS: "choose a place that is not mounted read-only",
-    errno.ENOENT: "a folder of it is gone; was the run moved or deleted meanwhile?",
+    errno.ENOENT: "a folder of it does not exist",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 
@@ -52,7 +52,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    write_aside(aside, data)
+    write_aside(aside, data, blame=path)
     with blaming(path):
         try:
             aside.replace(path)
@@ -62,9 +62,12 @@ def write_atomic(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
 
 
-def write_aside(aside: Path, data: bytes) -> None:
-    """The bytes are on the disk under a temporary name; on failure that name is free again."""
-    with blaming(aside):
+def write_aside(aside: Path, data: bytes, *, blame: Path) -> None:
+    """The bytes are on the disk under a temporary name; on failure that name is free again.
+
+    `blame` is the name they are meant for: what a complaint should speak of.
+    """
+    with blaming(blame):
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             rest = memoryview(data)

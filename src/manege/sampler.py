@@ -24,7 +24,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from manege import device
-from manege.config import Networks, RunConfig, resolve, stream
+from manege.config import SIZES, Networks, RunConfig, resolve, stream
 from manege.errors import CheckpointError, ConfigError
 from manege.files import blaming, write_atomic
 from manege.models import (
@@ -281,14 +281,19 @@ def load(folder: Path) -> Model:
         components = tuple(_load_component(folder, entry) for entry in tree["components"])
         if not components:
             raise CheckpointError(f"{path}: no components; expected at least one")
-        shape = PictureShape(int(tree["picture"]["size"]), int(tree["picture"]["channels"]))
-        return Model(shape, components, {str(k): str(v) for k, v in tree["missing"].items()})
+        size, channels = tree["picture"]["size"], tree["picture"]["channels"]
+        if size not in SIZES or channels not in (1, 3):
+            raise ValueError(f"pictures of {size!r}x{size!r}x{channels!r}")
+        if len({component.label for component in components}) < len(components):
+            raise ValueError("a label stands twice")
+        missing = {str(label): str(reason) for label, reason in tree["missing"].items()}
+        return Model(PictureShape(size, channels), components, missing)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         what = error.errors()[0]
         raise CheckpointError(f"{path}: {what['loc']}: {what['msg']}; damaged?") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged, or not a manege model ({error!r})") from None
 
 
@@ -309,9 +314,12 @@ def _load_component(folder: Path, entry: dict[str, Any]) -> Component:
             )
         return data
 
+    weight = float(entry["weight"])
+    if not 0 < weight < float("inf"):
+        raise ValueError(f"weight {weight} of label {entry['label']!r}")
     return Component(
         label=str(entry["label"]),
-        weight=float(entry["weight"]),
+        weight=weight,
         networks=_NETWORKS.validate_python(entry["networks"]),
         trained=dict(entry["trained"]),
         sha256=sha256,
@@ -322,13 +330,13 @@ def _load_component(folder: Path, entry: dict[str, Any]) -> Component:
 def of_run(rundir: RunDir) -> Model:
     """The model of a run as it stands: the last commit of every class that did not fail."""
     config = run_config(rundir)
-    counts = run_data(rundir)
-    cells = rundir.status().get("cells", {})
+    classes = run_data(rundir)["classes"]
+    cells = run_cells(rundir)
     shape = PictureShape(config.data.size or 0, config.data.channels or 0)
     network = build_generator(config.networks, shape)
     components: list[Component] = []
     missing: dict[str, str] = {}
-    for label, count in counts.items():
+    for label, known in classes.items():
         if cells.get(label, {}).get("state") == "failed":
             missing[label] = f"failed: {cells[label]['reason']}"
             continue
@@ -346,7 +354,9 @@ def of_run(rundir: RunDir) -> Model:
         file = safetensors.numpy.save(named_tensors(network, found.tensors["generator"]))
         sha256 = hashlib.sha256(file).hexdigest()
         components.append(
-            Component(label, float(count), config.networks, trained, sha256, partial(bytes, file))
+            Component(
+                label, float(known["train"]), config.networks, trained, sha256, partial(bytes, file)
+            )
         )
     if not components:
         raise CheckpointError(
@@ -360,14 +370,28 @@ def run_config(rundir: RunDir) -> RunConfig:
     return resolve(file=rundir.path / "config.yaml")
 
 
-def run_data(rundir: RunDir) -> dict[str, int]:
-    """A run's labels and their training counts, from data.json."""
+def run_cells(rundir: RunDir) -> dict[str, dict[str, Any]]:
+    """What each cell of a run has come to, from status.json."""
+    cells = rundir.status().get("cells", {})
+    if not isinstance(cells, dict) or not all(isinstance(e, dict) for e in cells.values()):
+        raise CheckpointError(
+            f"{rundir.path / 'status.json'}: damaged (cells); delete it and try again"
+        )
+    return cells
+
+
+def run_data(rundir: RunDir) -> dict[str, Any]:
+    """What a run's dataset was, from data.json; `classes` maps each label to its counts."""
     path = rundir.path / "data.json"
     try:
-        classes = json.loads(path.read_text(encoding="utf-8"))["classes"]
-        return {str(label): int(entry["train"]) for label, entry in classes.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: missing or damaged ({error!r})") from None
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if not all(int(entry["train"]) > 0 for entry in tree["classes"].values()):
+            raise ValueError("a class without training pictures")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: missing or damaged ({error!r}); restore it from a copy of the run"
+        ) from None
+    return dict(tree)
 
 
 def open_model(path: Path) -> Model:

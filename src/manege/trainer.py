@@ -94,7 +94,7 @@ class _Driver:
         self._method = PerClass(config, dataset, device.resolve(config.device), self._timer)
         self._identity = config.identity()
         # What each cell has come to; mirrored in status.json.
-        self._cells: dict[str, dict[str, Any]] = dict(rundir.status().get("cells", {}))
+        self._cells: dict[str, dict[str, Any]] = sampler.run_cells(rundir)
 
     def run(self) -> Outcome:
         start = time.monotonic()

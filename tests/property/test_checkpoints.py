@@ -52,7 +52,7 @@ def test_what_is_packed_comes_back_bit_for_bit(tensors, meta):
 def test_after_any_commits_the_last_one_loads_and_two_files_are_kept(commits):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        RunDir.create(path, name="x", config="", command="", environment={})
+        RunDir.create(path, name="x", config="", command="", environment={}, data={})
         for count, (round_, step, tensors, meta) in enumerate(commits, start=1):
             run = RunDir.open(path)
             run.commit("C", identity="i", round_=round_, step=step, tensors=tensors, meta=meta)

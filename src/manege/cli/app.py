@@ -18,6 +18,8 @@ from manege.errors import (
 )
 from manege.version import __version__
 
+_WIDEST_SHEET = 40
+
 app = typer.Typer(
     name="manege",
     help="Train many GANs at once: one pair for each class, combined into one sampler.",
@@ -25,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    epilog="First: `manege train digits --budget 2m`, then `manege sample RUN -n 64 -o a.png`.",
+    epilog="First: `manege train digits --networks mlp --budget 2m`, then `manege sample …`.",
 )
 app.add_typer(data.app, name="data")
 app.add_typer(model.app, name="model")
@@ -169,7 +171,6 @@ def resume(
     The result is bit for bit what it would have been without the interruption.
     """
     from manege.api import continue_run
-    from manege.config import parse_duration
     from manege.progress import for_this_terminal
     from manege.stopping import StopSignals
 
@@ -177,7 +178,7 @@ def resume(
         done = continue_run(
             run,
             rounds=rounds,
-            budget_s=parse_duration(budget),
+            budget_s=budget,
             watcher=watcher,
             say=watcher.say,
             stop=stop,
@@ -218,7 +219,11 @@ def sample(
     )
     for name, reason in opened.missing.items():
         sys.stderr.write(f"manege: label {name!r} is missing from this model: {reason}\n")
-    files = write(drawn, out, recipe={"model": opened.digest, "seed": str(seed)})
+    # A balanced sheet has a row for each label where they come out even.
+    each, left = divmod(count, len(opened.labels))
+    columns = each if balanced and not left and each <= _WIDEST_SHEET else None
+    recipe = {"model": opened.digest, "seed": str(seed)}
+    files = write(drawn, out, recipe, columns)
     if json_:
         counts = {name: drawn.labels.count(name) for name in opened.labels}
         emit_json(

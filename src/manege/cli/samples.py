@@ -93,13 +93,15 @@ def parse_weights(text: str | None) -> dict[str, float] | None:
     return weights
 
 
-def write(drawn: Samples, out: Path, recipe: Mapping[str, str]) -> list[str]:
-    """The files made, relative to `out`'s folder."""
+def write(
+    drawn: Samples, out: Path, recipe: Mapping[str, str], columns: int | None = None
+) -> list[str]:
+    """The files made, relative to `out`'s folder; `columns` is for a sheet."""
     with blaming(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         match out.suffix.lower():
             case ".png":
-                sheet = pictures.grid(drawn.pictures)
+                sheet = pictures.grid(drawn.pictures, columns)
                 labels = {"labels": json.dumps(drawn.labels, ensure_ascii=False)}
                 pictures.save_png(out, sheet, {**recipe, **labels})
                 return [out.name]
@@ -118,17 +120,20 @@ def _write_folder(drawn: Samples, out: Path, recipe: Mapping[str, str]) -> list[
     """An image folder that `manege train` and others read, with a manifest beside it."""
     _remove_earlier(out)
     out.mkdir(exist_ok=True)
-    entries = []
     labels = set(drawn.labels)
     folders = {label: _class_folder(label, labels) for label in labels}
-    for picture, label, index in zip(drawn.pictures, drawn.labels, drawn.indices, strict=True):
-        file = Path(folders[label]) / f"{index:06d}.png"
-        (out / file.parent).mkdir(exist_ok=True)
-        text = {**recipe, "label": label, "index": str(index)}
-        (out / file).write_bytes(pictures.png_bytes(picture, text))
-        entries.append({"file": file.as_posix(), "label": label, "index": index})
+    entries = [
+        {"file": f"{folders[label]}/{index:06d}.png", "label": label, "index": index}
+        for label, index in zip(drawn.labels, drawn.indices, strict=True)
+    ]
+    # The manifest first: what is cut short halfway can then still be told for ours.
     manifest = {**recipe, "pictures": entries}
     write_atomic(out / MANIFEST, json.dumps(manifest, indent=1).encode())
+    for folder in folders.values():
+        (out / folder).mkdir(exist_ok=True)
+    for picture, entry in zip(drawn.pictures, entries, strict=True):
+        text = {**recipe, "label": str(entry["label"]), "index": str(entry["index"])}
+        (out / str(entry["file"])).write_bytes(pictures.png_bytes(picture, text))
     return [MANIFEST, *(str(entry["file"]) for entry in entries)]
 
 

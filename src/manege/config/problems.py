@@ -44,14 +44,16 @@ def tell(problem: Any, tree: Tree) -> str:
     loc = tuple(part for part in problem["loc"] if not _is_union_tag(part, problem["loc"], tree))
     path = ".".join(str(part) for part in loc)
     kind, context = problem["type"], problem.get("ctx", {})
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "invalid_key"):
+        path = path.removesuffix(".[key]")
         known = _known_keys(loc[:-1], tree)
         return f"{path}: unknown key, {expected_one_of(known, str(loc[-1]))}"
     if kind == "missing":
         return f"{path}: missing, expected a value"
     if kind == "value_error":
         text = str(context["error"])
-        return f"{path}: found {problem['input']!r}, expected {text}" if loc[1:] else text
+        whole = isinstance(problem["input"], dict)  # A section's own check names its keys itself.
+        return text if whole else f"{path}: found {problem['input']!r}, expected {text}"
     if kind in ("enum", "literal_error"):
         found = problem["input"]
         return f"{path}: found {found!r}, {expected_one_of(_accepted(loc, tree), str(found))}"

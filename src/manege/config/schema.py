@@ -49,12 +49,15 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\
 
 
 def parse_duration(value: Any) -> Any:
-    """Seconds from ``90``, ``90s``, ``10m`` or ``1h30m``; anything else as it came."""
+    """Seconds from ``90``, ``90s``, ``10m`` or ``1h30m``; ValueError for other texts."""
     if not isinstance(value, str):
         return value
     match = _DURATION.fullmatch(value.strip())
     if not match or not any(match.groups()):
-        return value
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError("a duration such as 90s, 10m or 1h30m") from None
     hours, minutes, seconds = (float(group or 0) for group in match.groups())
     return hours * 3600 + minutes * 60 + seconds
 
@@ -93,7 +96,7 @@ class DataConfig(Section):
     """A dataset's name, an image folder, or an .npz file."""
     root: str | None = None
     """Where named datasets lie; else MANEGE_DATA, else the download cache."""
-    classes: tuple[Label, ...] | None = Field(default=None, min_length=1)
+    classes: tuple[Label, ...] | None = None
     """The labels to train, all when null."""
     size: Side | None = None
     """Side of the square pictures; the data's own when null."""
@@ -104,8 +107,12 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
-        if self.classes is not None and len(set(self.classes)) < len(self.classes):
-            raise ValueError("classes: a label is named twice; name each once")
+        if self.classes == ():
+            raise ValueError("data.classes: found no label, expected at least one, or null for all")
+        labels = list(self.classes or ())
+        repeated = [label for label in labels if labels.count(label) > 1]
+        if repeated:
+            raise ValueError(f"data.classes: {repeated[0]!r} is named twice; name each once")
         return self
 
 

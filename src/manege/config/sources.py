@@ -50,8 +50,9 @@ def resolve(
         except ConfigError as error:
             problems.append(str(error))
 
-    name = preset or over.pop("preset", None) or from_file.get("preset") or DEFAULT_PRESET
-    if name not in PRESETS:
+    named = (preset, over.pop("preset", None), from_file.get("preset"), DEFAULT_PRESET)
+    name = next(one for one in named if one is not None)
+    if not isinstance(name, str) or name not in PRESETS:
         problems.append(f"preset: found {name!r}, {expected_one_of(PRESETS, str(name))}")
         name = DEFAULT_PRESET
     given = _merge(from_file, over)
@@ -85,13 +86,7 @@ def load_yaml(path: Path) -> Tree:
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text; expected a YAML file") from None
-    try:
-        tree = yaml.load(text, Loader=_PlainLoader)  # A SafeLoader with more refused.
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}:" if mark else ""
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{path}:{line} not usable YAML ({what})") from None
+    tree = _parse_yaml(text, where=f"{path}:")
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -105,6 +100,19 @@ def load_yaml(path: Path) -> Tree:
 def to_yaml(config: RunConfig) -> str:
     """The full configuration as YAML that `resolve(file=…)` turns into the same one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _parse_yaml(text: str, *, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_PlainLoader)  # A SafeLoader with more refused.
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}:" if mark else ""
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{where}{line} not usable YAML ({what})") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        # Impossible dates, lists as keys, endless digits or nesting.
+        raise ConfigError(f"{where} not usable YAML ({str(error).splitlines()[0]})") from None
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -133,10 +141,7 @@ def _parse_set(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r}: expected key=value, as in --set training.batch=64")
-    try:
-        return key.strip(), yaml.load(value, Loader=_PlainLoader)
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {text!r}: the value is not usable YAML") from None
+    return key.strip(), _parse_yaml(value, where=f"--set {text!r}:")
 
 
 def _place(tree: Tree, dotted: str, value: Any) -> None:

@@ -254,7 +254,7 @@ def _names(round_: int, step: int, incarnation: int) -> Iterator[str]:
 
 
 def _put(aside: Path, path: Path, blob: bytes) -> None:
-    write_aside(aside, blob)
+    write_aside(aside, blob, blame=path)
     failpoint("commit:written")
     with blaming(path):
         aside.replace(path)
@@ -262,7 +262,7 @@ def _put(aside: Path, path: Path, blob: bytes) -> None:
 
 
 def _install(folder: Path, aside: Path, manifest: Manifest) -> None:
-    write_aside(aside, encode(manifest))
+    write_aside(aside, encode(manifest), blame=folder)
     failpoint("commit:manifest-written")
     current = folder / CURRENT
     try:

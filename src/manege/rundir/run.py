@@ -52,12 +52,14 @@ class RunDir:
         config: str,
         command: str,
         environment: Mapping[str, Any],
+        data: Mapping[str, Any],
     ) -> Self:
         """A new run in the given folder, or in the next free ``parent/NNNN-name``."""
         # config.yaml last: it makes the folder a run.
         initial = {
             "command.txt": (command.rstrip("\n") + "\n").encode(),
             "environment.json": readable(environment),
+            "data.json": readable(data),
             "status.json": readable({"incarnation": 0, "state": "stopped"}),
             "config.yaml": config.encode(),
         }

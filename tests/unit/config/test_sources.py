@@ -72,16 +72,19 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
         ("networks=3", "networks: found 3, expected a section of keys"),
         ("training.optimiser.beta1=1", "beta1: found 1, expected less than 1"),
         ("training.optimiser.generator_lr=0", "generator_lr: found 0, expected greater than 0"),
-        ("checkpoints.every_s=soon", "checkpoints.every_s: found 'soon', expected a number"),
+        (
+            "checkpoints.every_s=soon",
+            "checkpoints.every_s: found 'soon', expected a duration such as 90s, 10m or",
+        ),
         ("data.classes=[yes]", "unquoted true/yes/on as a boolean: quote it"),
-        ("data.classes=[a, a]", "a label is named twice"),
-        ("data.classes=[]", "data.classes: found []"),
+        ("data.classes=[a, a]", "data.classes: 'a' is named twice"),
+        ("data.classes=[]", "data.classes: found no label, expected at least one"),
         ("seed=-1", "seed: found -1"),
         ("device=gpu", "device: found 'gpu', expected auto, cpu, cuda or cuda:N"),
         ("rounds=null", "rounds and budget_s are both null"),
         ("preset=papr", "preset: found 'papr', expected one of paper, paper-dc; did you mean"),
         ("batch", "--set 'batch': expected key=value"),
-        ("a=[", "--set 'a=[': the value is not usable YAML"),
+        ("a=[", "--set 'a=[': line 1: not usable YAML"),
     ],
 )
 def test_one_problem_is_one_line(sets, expected):
@@ -121,8 +124,7 @@ def test_an_empty_file_changes_nothing(tmp_path):
 
 
 def test_another_kind_replaces_its_section():
-    config = resolve(flags=DIGITS, sets=["networks.latent=7", "networks.kind=mlp"])
-    assert (config.networks.kind, config.networks.latent) == ("mlp", 64)
+    assert resolve(flags=DIGITS, sets=["networks.kind=mlp"]).networks.latent == 64
     config = resolve(flags=DIGITS, sets=["networks.kind=mlp", "networks.latent=7"])
     assert (config.networks.kind, config.networks.latent) == ("mlp", 7)
 
@@ -159,7 +161,7 @@ def test_amending_is_validated():
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", "90"), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("0.5h", 1800), ("x", "x"), (7, 7)],
+    [("90", 90), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("0.5h", 1800), (7, 7)],
 )
 def test_durations(text, seconds):
     assert parse_duration(text) == seconds

@@ -75,6 +75,7 @@ def new_run(tmp_path: Path) -> Callable[[], RunDir]:
             config="seed: 1\n",
             command="manege train",
             environment={"python": "3"},
+            data={},
         )
 
     return make

@@ -184,7 +184,9 @@ def small_disk(tmp_path: Path):
 
 
 def test_a_full_disk_is_a_machine_error_at_every_fill_and_the_earlier_commit_stays(small_disk):
-    run = RunDir.create(small_disk / "run", name="x", config="", command="", environment={})
+    run = RunDir.create(
+        small_disk / "run", name="x", config="", command="", environment={}, data={}
+    )
 
     def commit(number: int) -> None:
         run.commit(
@@ -225,7 +227,7 @@ def test_a_deleted_run_is_not_brought_back_by_a_commit(run):
     for path in sorted(run.path.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     run.path.rmdir()
-    with pytest.raises(MachineError, match="gone"):
+    with pytest.raises(MachineError, match="does not exist"):
         run.commit("c", identity="i", round_=1, step=1, tensors={}, meta={})
     assert not run.path.exists()
 

@@ -18,7 +18,8 @@ from manege.errors import CheckpointError, ConfigError, MachineError
 from manege.files import write_atomic
 from manege.rundir import RunDir, cell_folder, events, lock
 
-INITIAL = {"name": "mnist", "config": "seed: 1\n", "command": "manege train", "environment": {}}
+INITIAL = {"name": "mnist", "config": "seed: 1\n", "command": "manege train"}
+INITIAL |= {"environment": {}, "data": {}}
 
 
 def test_a_new_run_has_its_files_and_the_next_number(tmp_path):
@@ -27,7 +28,7 @@ def test_a_new_run_has_its_files_and_the_next_number(tmp_path):
     assert first.path.name == "0001-mnist"
     assert second.path.name == "0002-a-b"
     assert {entry.name for entry in first.path.iterdir()} == {
-        *("config.yaml", "command.txt", "environment.json", "status.json", "lock"),
+        *("config.yaml", "command.txt", "environment.json", "status.json", "lock", "data.json"),
         *("checkpoints", "samples", "logs"),
     }
     assert first.config_text() == "seed: 1\n"
