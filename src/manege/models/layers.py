@@ -36,18 +36,22 @@ class UpsampleConv(nn.Module):
 
 
 def spread_kernel(weight_OI33: Tensor) -> Tensor:
-    """The I×O×4×4 kernel of the transposed convolution that equals upsample + 3×3 convolution."""
+    """The I×O×4×4 kernel of the transposed convolution that equals upsample + 3×3 convolution.
+
+    Made channels last in memory, as the convolution wants it: it would copy it each time.
+    """
     outputs, inputs = weight_OI33.shape[:2]
-    taps = weight_OI33.transpose(0, 1).reshape(inputs * outputs, 9)
-    spread = taps @ _spread_matrix(weight_OI33.dtype, weight_OI33.device)
-    return spread.view(inputs, outputs, 4, 4)
+    taps_I9O = weight_OI33.reshape(outputs, inputs * 9).t().contiguous().view(inputs, 9, outputs)
+    spread_I16O = _spread_matrix(weight_OI33.dtype, weight_OI33.device) @ taps_I9O
+    return spread_I16O.view(inputs, 4, 4, outputs).permute(0, 3, 1, 2)
 
 
 @cache
 def _spread_matrix(dtype: torch.dtype, device: torch.device) -> Tensor:
-    # Per axis the taps (a, b, c) become (c, b+c, a+b, a); both axes together are a 9×16 matrix.
-    axis = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0], [1, 1, 0, 0]], dtype=dtype, device=device)
-    return torch.kron(axis, axis)
+    # Per axis the taps (a, b, c) become (c, b+c, a+b, a); both axes together are a 16×9 matrix.
+    axis = [[0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]]
+    rows = torch.tensor(axis, dtype=dtype, device=device)
+    return torch.kron(rows, rows)
 
 
 class LastConv(nn.Conv2d):
