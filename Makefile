@@ -26,7 +26,8 @@ setup: .venv/.installed
 
 demo: setup
 	@echo "== demo: one GAN for each of the ten digits, $(DEMO_BUDGET) of training in all"
-	$(BIN)/manege train digits --preset paper-dc --batch 32 --budget $(DEMO_BUDGET) --out $(DEMO)
+	$(BIN)/manege train digits --preset paper-dc --networks mlp --batch 32 \
+	  --budget $(DEMO_BUDGET) --out $(DEMO)
 	@echo "== demo: a balanced sheet from the combined sampler"
 	$(BIN)/manege sample $(DEMO) -n 100 --balanced --seed 7 -o $(DEMO)/balanced.png
 	@echo

@@ -9,6 +9,7 @@ import json
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,14 @@ from manege.data import KNOWN, Dataset, Split, open_dataset
 from manege.errors import ConfigError
 from manege.progress import Lines
 from manege.rundir import RunDir
-from manege.sampler import Model, Samples, of_run, open_model, run_config, run_data
+from manege.sampler import Model, Samples, of_run, open_model, run_config, run_data, save
 from manege.trainer import Outcome, Watcher, run
 from manege.version import __version__
 
 __all__ = ["Run", "continue_run", "export", "load_model", "resume", "sample", "start_run", "train"]
+
+
+_SPEAK_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def export(run: str | Path, out: str | Path) -> Model:
     """Write a run's model as it stands into a folder of its own."""
     path = Path(run)
     model = open_model(path) if (path / "model.json").is_file() else of_run(RunDir.open(path))
-    model.save(Path(out))
+    save(model, Path(out))
     return model
 
 
@@ -143,10 +147,12 @@ def continue_run(
 
 def decode(dataset: Dataset, say: Callable[[str], None], stop: Callable[[], str | None]) -> None:
     """Bring every class into the cache now, so that a broken picture is found before training."""
+    spoke = time.monotonic()
     for number, label in enumerate(dataset.labels, start=1):
-        if number % 20 == 1 and len(dataset.labels) > 20:
-            say(f"reading class {number} of {len(dataset.labels)}: {label}")
         dataset.digest(label, Split.TRAIN)
+        if time.monotonic() - spoke > _SPEAK_EVERY_S:
+            spoke = time.monotonic()
+            say(f"pictures of {number} of {len(dataset.labels)} classes read: {label}")
         if stopped_by := stop():
             raise KeyboardInterrupt(stopped_by)
 

@@ -8,17 +8,39 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from manege.methods import Step
 
 _LINE_EVERY_S = 5.0
+_COUNT_EVERY_S = 0.5
 
 
 def for_this_terminal() -> Bars | Lines:
     """Bars when standard error is a terminal, else plain lines."""
     return Bars() if sys.stderr.isatty() else Lines()
+
+
+def counter(verb: str) -> Callable[[int, int], None] | None:
+    """`drawn 3,200 of 10,000 pictures, 12s left` on a terminal; None, for silence, elsewhere."""
+    if not sys.stderr.isatty():
+        return None
+    started = last = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < _COUNT_EVERY_S and not (done == total and last > started):
+            return
+        last = now
+        left = duration((now - started) / done * (total - done))
+        sys.stderr.write(f"\r{verb} {done:,} of {total:,} pictures, {left} left  ")
+        if done == total:
+            sys.stderr.write("\n")
+
+    return show
 
 
 class Estimate:

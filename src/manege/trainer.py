@@ -205,7 +205,7 @@ class _Driver:
             return
         model = sampler.of_run(self._rundir)
         folder = self._rundir.path / "model"
-        model.save(folder, replace=True)
+        sampler.save(model, folder, replace=True)
         drawn = model.sample(8 * len(model.labels), balanced=True, seed=self._config.seed)
         sheet = pictures.grid(drawn.pictures, columns=8)
         recipe = {"model": model.digest, "seed": str(self._config.seed), "rows": "labels"}

@@ -57,7 +57,9 @@ def test_the_schema_refuses_what_no_run_writes():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+    text = page.read_text()
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", text) + re.findall(r'src="([^"]+)"', text)
+    for target in links:
         assert (page.parent / target).exists(), f"{page}: {target}"
 
 

@@ -211,11 +211,18 @@ def sample(
     check_free(out, force=force)
     check_device(device)
     chosen = parse_weights(weights)
+    from manege.progress import counter
     from manege.sampler import open_model
 
     opened = open_model(source)
     drawn = opened.sample(
-        count, label=label, balanced=balanced, weights=chosen, seed=seed, device_name=device
+        count,
+        label=label,
+        balanced=balanced,
+        weights=chosen,
+        seed=seed,
+        device_name=device,
+        progress=counter("drawn"),
     )
     for name, reason in opened.missing.items():
         sys.stderr.write(f"manege: label {name!r} is missing from this model: {reason}\n")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from manege import progress
 from manege.cli.output import emit_json, say
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def check(
             "data.channels": channels,
         }
     ).data
-    report = check_data(config, progress=_progress())
+    report = check_data(config, progress=progress.counter("looked at"))
     no_sheet: DataError | None = None
     if sheet is not None:
         try:
@@ -92,20 +91,6 @@ def check(
             say(f"sheet: {drawn}")
     if no_sheet:
         raise DataError(f"{sheet}: no sheet drawn; {no_sheet}")
-
-
-def _progress() -> Callable[[int, int], None] | None:
-    """A counter on the terminal; silent elsewhere."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show(done: int, total: int) -> None:
-        if done % 500 == 0 or done == total:
-            sys.stderr.write(f"\rlooked at {done:,} of {total:,} pictures")
-            if done == total:
-                sys.stderr.write("\n")
-
-    return show
 
 
 def _write_sheet(path: Path, config: DataConfig) -> None:

@@ -38,7 +38,7 @@ def merge(
     """Make one model of several; every class keeps drawing the very same pictures."""
     from manege.cli.samples import check_new_folder
     from manege.errors import ConfigError
-    from manege.sampler import open_model
+    from manege.sampler import open_model, save
 
     check_new_folder(out)
     if len(models) < 2:
@@ -46,7 +46,7 @@ def merge(
     merged = open_model(models[0])
     for path in models[1:]:
         merged = merged.merged(open_model(path))
-    merged.save(out)
+    save(merged, out)
     report(merged, out, as_json=json_)
 
 
@@ -59,11 +59,11 @@ def drop(
 ) -> None:
     """Make a model without some classes; the others keep drawing the very same pictures."""
     from manege.cli.samples import check_new_folder
-    from manege.sampler import open_model
+    from manege.sampler import open_model, save
 
     check_new_folder(out)
     smaller = open_model(source).without(labels)
-    smaller.save(out)
+    save(smaller, out)
     report(smaller, out, as_json=json_)
 
 

@@ -1,0 +1,21 @@
+"""The combined model: draw from it, join and divide it, store it, assemble it from a run.
+
+Owns everything between committed generators and pictures; trains nothing.
+"""
+
+from manege.sampler.model import Component, Model, Samples
+from manege.sampler.runs import of_run, open_model, run_cells, run_config, run_data
+from manege.sampler.store import load, save
+
+__all__ = [
+    "Component",
+    "Model",
+    "Samples",
+    "load",
+    "of_run",
+    "open_model",
+    "run_cells",
+    "run_config",
+    "run_data",
+    "save",
+]

@@ -1,0 +1,105 @@
+"""Models on disk: a folder with ``model.json`` and one safetensors file for each component.
+
+Loads without the run it came from; trusts no file that does not match its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from manege.config import SIZES, Networks
+from manege.errors import CheckpointError, ConfigError
+from manege.files import blaming, write_atomic
+from manege.models import PictureShape, Spec
+from manege.sampler.model import FORMAT, Component, Model
+
+MAX_JSON_BYTES = 64_000_000
+
+_NETWORKS: TypeAdapter[Spec] = TypeAdapter(Networks)
+
+
+def save(model: Model, folder: Path, *, replace: bool = False) -> None:
+    """Write the model; it appears whole or not at all."""
+    if folder.exists() and not replace and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: already exists; choose another -o, or remove it first")
+    aside = folder.with_name(f".{folder.name}.aside")
+    with blaming(folder):
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            for component in model.components:
+                write_atomic(aside / component.file, component.read())
+            text = json.dumps(model.description(), indent=1, ensure_ascii=False)
+            write_atomic(aside / "model.json", text.encode())
+            if folder.exists():
+                shutil.rmtree(folder)
+            aside.rename(folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def load(folder: Path) -> Model:
+    """The model in a folder; each file is verified against model.json when it is read."""
+    path = folder / "model.json"
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES:,} bytes; not a model")
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree["format"] != FORMAT:
+            raise CheckpointError(
+                f"{path}: model format {tree['format']!r}, this manege reads {FORMAT}"
+            )
+        components = tuple(_load_component(folder, entry) for entry in tree["components"])
+        if not components:
+            raise CheckpointError(f"{path}: no components; expected at least one")
+        size, channels = tree["picture"]["size"], tree["picture"]["channels"]
+        if size not in SIZES or channels not in (1, 3):
+            raise ValueError(f"pictures of {size!r}x{size!r}x{channels!r}")
+        if len({component.label for component in components}) < len(components):
+            raise ValueError("a label stands twice")
+        missing = {str(label): str(reason) for label, reason in tree["missing"].items()}
+        return Model(PictureShape(size, channels), components, missing)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        what = error.errors()[0]
+        raise CheckpointError(f"{path}: {what['loc']}: {what['msg']}; damaged?") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: damaged, or not a manege model ({error!r})") from None
+
+
+def _load_component(folder: Path, entry: dict[str, Any]) -> Component:
+    file = folder / Path(str(entry["file"])).name  # Never outside the folder.
+    sha256 = str(entry["sha256"])
+
+    def read() -> bytes:
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from None
+        found = hashlib.sha256(data).hexdigest()
+        if found != sha256:
+            raise CheckpointError(
+                f"{file}: its SHA-256 is {found[:12]}…, model.json says {sha256[:12]}…; "
+                "damaged: copy or export the model again"
+            )
+        return data
+
+    weight = float(entry["weight"])
+    if not 0 < weight < float("inf"):
+        raise ValueError(f"weight {weight} of label {entry['label']!r}")
+    return Component(
+        label=str(entry["label"]),
+        weight=weight,
+        networks=_NETWORKS.validate_python(entry["networks"]),
+        trained=dict(entry["trained"]),
+        sha256=sha256,
+        read=read,
+    )
