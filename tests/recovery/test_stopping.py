@@ -238,6 +238,18 @@ def test_somebody_elses_checkpoint_is_refused(tmp_path, reference):
     assert "belongs to another run" in err
 
 
+def test_a_checkpoint_of_other_pictures_is_refused(tmp_path, reference):
+    other = tmp_path / "other"
+    fewer = [*TINY]
+    fewer[3] = "30"
+    assert _finish(_start("train", "digits", *fewer, "--rounds", 2, "--out", other))[0] == 0
+    shutil.rmtree(other / "checkpoints/3")
+    shutil.copytree(reference / "checkpoints/3", other / "checkpoints/3")
+    code, out, err = _finish(_start("resume", other, "--rounds", 60))
+    assert (code, out) == (2, "")
+    assert "class '3': its training pictures are not the ones" in err
+
+
 def test_nothing_but_the_run_is_left_behind(reference):
     files = {str(p.relative_to(reference)) for p in reference.rglob("*") if p.is_file()}
     assert not [name for name in files if name.endswith(".tmp") or ".aside" in name]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from enum import EnumType
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -46,7 +46,7 @@ def tell(problem: Any, tree: Tree) -> str:
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in ("extra_forbidden", "invalid_key"):
         path = path.removesuffix(".[key]")
-        known = _known_keys(loc[:-1], tree)
+        known = _section_at(loc[:-1], tree).model_fields
         return f"{path}: unknown key, {expected_one_of(known, str(loc[-1]))}"
     if kind == "missing":
         return f"{path}: missing, expected a value"
@@ -57,11 +57,9 @@ def tell(problem: Any, tree: Tree) -> str:
     if kind in ("enum", "literal_error"):
         found = problem["input"]
         return f"{path}: found {found!r}, {expected_one_of(_accepted(loc, tree), str(found))}"
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        tags = [tag.strip(" '") for tag in context.get("expected_tags", "").split(",")]
-        tags = tags if tags != [""] else [str(k) for k in _accepted((*loc, "kind"), tree)]
-        found = context.get("tag", "no kind")
-        return f"{path}.kind: found {found!r}, {expected_one_of(tags, str(found))}"
+    if kind == "union_tag_invalid":
+        tags = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
+        return f"{path}.kind: found {context['tag']!r}, {expected_one_of(tags, context['tag'])}"
     expected = _PLAINER.get(kind) or problem["msg"].removeprefix("Input should be ")
     return f"{path}: found {problem['input']!r}, expected {expected}"
 
@@ -83,48 +81,37 @@ def _is_union_tag(part: Any, loc: tuple[Any, ...], tree: Tree) -> bool:
     return isinstance(node, dict) and node.get("kind") == part and part not in node
 
 
-def _annotation_at(loc: tuple[Any, ...], tree: Tree) -> Any:
-    """The type declared at a path, following the `kind` the tree chose where types are unions."""
-    here: Any = RunConfig
+def _section_at(loc: tuple[Any, ...], tree: Tree) -> type[BaseModel]:
+    """The section at a path; of several kinds the one that the tree has chosen."""
+    section: type[BaseModel] = RunConfig
     node: Any = tree
     for part in loc:
-        model = _model(here, node)
-        if model is None or part not in model.model_fields:
-            return here if isinstance(part, int) else None
-        here = model.model_fields[part].annotation
-        node = node.get(part) if isinstance(node, dict) else None
-    return here
-
-
-def _model(annotation: Any, node: Any) -> type[BaseModel] | None:
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if get_origin(annotation) in (Union, UnionType):
-        kind = node.get("kind") if isinstance(node, dict) else None
-        for member in get_args(annotation):
-            if isinstance(member, type) and issubclass(member, BaseModel):
-                field = member.model_fields.get("kind")
-                if field is None or kind is None or kind in get_args(field.annotation):
-                    return member
-    return None
-
-
-def _known_keys(loc: tuple[Any, ...], tree: Tree) -> list[str]:
-    node: Any = tree
-    for part in loc:
-        node = node.get(part) if isinstance(node, dict) else None
-    model = _model(_annotation_at(loc, tree), node)
-    return list(model.model_fields) if model else []
+        node = node.get(part)
+        section = next(
+            member
+            for member in _members(section.model_fields[part].annotation)
+            if "kind" not in member.model_fields
+            or node.get("kind") in get_args(member.model_fields["kind"].annotation)
+        )
+    return section
 
 
 def _accepted(loc: tuple[Any, ...], tree: Tree) -> list[Any]:
-    annotation = _annotation_at(loc, tree)
-    values: list[Any] = []
-    for member in (annotation, *get_args(annotation)):
-        if isinstance(member, EnumType):
-            values += [item.value for item in list[Any](member)]
-        else:
-            values += [arg for arg in get_args(member) if isinstance(arg, str | int)]
-    return list(dict.fromkeys(values))
+    """The values a key takes: of an enumeration, or written out."""
+    members = _members(_section_at(loc[:-1], tree).model_fields[loc[-1]].annotation)
+    return [
+        value
+        for member in members
+        for value in (
+            [item.value for item in list[Any](member)]
+            if isinstance(member, EnumType)
+            else get_args(member)
+        )
+    ]
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The types that a declaration joins with `|`, or the one it is."""
+    if get_origin(annotation) not in (Union, UnionType):
+        return (annotation,)
+    return tuple(member for member in get_args(annotation) if member is not NoneType)

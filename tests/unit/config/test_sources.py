@@ -69,6 +69,10 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
     ("sets", "expected"),
     [
         ("networks.hidden=8", "networks.hidden: unknown key, expected one of kind, latent,"),
+        ("data.channels=2", "data.channels: found 2, expected one of 1, 3"),
+        ("method=single", "method: found 'single', expected per-class"),
+        ("networks.activation=relu", "networks.activation: unknown key, expected one of kind,"),
+        ("networks.kind=null", "networks.kind: found 'None', expected one of dcgan, mlp"),
         ("networks=3", "networks: found 3, expected a section of keys"),
         ("training.optimiser.beta1=1", "beta1: found 1, expected less than 1"),
         ("training.optimiser.generator_lr=0", "generator_lr: found 0, expected greater than 0"),
@@ -99,6 +103,9 @@ def test_one_problem_is_one_line(sets, expected):
         ("- 1\n- 2\n", "found a list, expected `key: value` lines"),
         ("a: 1\na: 2\n", "key 'a' stands twice"),
         ("a: [1\n", "not usable YAML"),
+        ("a: 2026-13-45\n", "not usable YAML"),
+        ("[1, 2]: 3\n", "not usable YAML"),
+        ("[" * 5000, "not usable YAML"),
         ("a: !!python/object/apply:os.system ['true']\n", "not usable YAML"),
         ("x" * 1_000_001, "expected at most 1,000,000"),
     ],
@@ -120,7 +127,8 @@ def test_a_missing_file_and_one_that_is_no_text_are_told(tmp_path):
 
 def test_an_empty_file_changes_nothing(tmp_path):
     (tmp_path / "a.yaml").write_text("")
-    assert resolve(file=tmp_path / "a.yaml", flags=DIGITS) == resolve(flags=DIGITS)
+    config = resolve(file=tmp_path / "a.yaml", flags=DIGITS | {"seed": None})
+    assert config == resolve(flags=DIGITS)
 
 
 def test_another_kind_replaces_its_section():
@@ -152,6 +160,17 @@ def test_the_identity_changes_with_the_arithmetic_and_with_nothing_else():
     other = {"seed": 1, "training.batch": 7, "networks.latent": 3, "threads_per_cell": 2}
     for key, value in (other | {"data.size": 16, "data.channels": 3}).items():
         assert amended(config, {key: value}).identity() != config.identity(), key
+
+
+def test_missing_data_are_told():
+    assert _problems() == ["configuration: data.source: missing, expected a value"]
+
+
+def test_values_of_a_chosen_kind_are_told():
+    sets = ["networks.kind=mlp", "networks.activation=relu"]
+    (problem,) = _problems(flags=DIGITS, sets=sets)
+    expected = "networks.activation: found 'relu', expected one of leaky_relu, tanh; did you mean"
+    assert expected in problem
 
 
 def test_amending_is_validated():
