@@ -23,6 +23,9 @@ from manege.files import write_atomic
 BACKGROUND = 232
 """The grey between a sheet's pictures: light, yet not the white of a picture's own paper."""
 
+_SEEN = 56
+"""Pixels a picture on a sheet should have."""
+
 Picture = npt.NDArray[np.uint8]
 
 
@@ -49,6 +52,11 @@ def grid(pictures: Picture, columns: int | None = None, gap: int = 1) -> Picture
         top, left = gap + row * (height + gap), gap + column * (width + gap)
         sheet[top : top + height, left : left + width] = picture
     return sheet
+
+
+def viewing_scale(side: int) -> int:
+    """How far to enlarge pictures of that side so that people can see them on a sheet."""
+    return max(1, round(_SEEN / side))
 
 
 def enlarge(picture: Picture, factor: int) -> Picture:

@@ -208,8 +208,9 @@ class _Driver:
         sampler.save(model, folder, replace=True)
         drawn = model.sample(8 * len(model.labels), balanced=True, seed=self._config.seed)
         sheet = pictures.grid(drawn.pictures, columns=8)
+        scale = pictures.viewing_scale(model.shape.size)
         recipe = {"model": model.digest, "seed": str(self._config.seed), "rows": "labels"}
-        self._rundir.write_bytes("samples/model.png", pictures.png_bytes(sheet, recipe, scale=2))
+        self._rundir.write_bytes("samples/model.png", pictures.png_bytes(sheet, recipe, scale))
         self._emit("model", file="model/model.json", labels=list(model.labels))
 
     def _budget_share(self, cell: str) -> float | None:
@@ -351,7 +352,8 @@ class _CellRun:
             return
         self._sheet_round = round_
         file = f"samples/{cell_folder(self.cell)}/round-{round_:06d}.png"
-        sheet = pictures.grid(self._method.sheet(self.cell, self.state))
+        drawn = self._method.sheet(self.cell, self.state)
+        sheet, scale = pictures.grid(drawn), pictures.viewing_scale(drawn.shape[1])
         recipe = {"cell": self.cell, "round": str(round_), "seed": str(self._config.seed)}
-        self._rundir.write_bytes(file, pictures.png_bytes(sheet, recipe, scale=2))
+        self._rundir.write_bytes(file, pictures.png_bytes(sheet, recipe, scale))
         emit("sheet", cell=self.cell, round=round_, file=file)

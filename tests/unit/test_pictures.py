@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from manege.errors import DataError, MachineError
-from manege.pictures import BACKGROUND, enlarge, grid, read_text, save_png
+from manege.pictures import BACKGROUND, enlarge, grid, read_text, save_png, viewing_scale
 
 
 @given(
@@ -68,6 +68,11 @@ def test_equal_inputs_give_equal_bytes_and_nothing_else_is_left(tmp_path: Path) 
     save_png(tmp_path / "b.png", picture, {"y": "2", "x": "1"})
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize(("side", "scale"), [(8, 7), (28, 2), (32, 2), (64, 1), (256, 1)])
+def test_small_pictures_are_enlarged_for_people(side: int, scale: int) -> None:
+    assert viewing_scale(side) == scale
 
 
 def test_a_missing_folder_is_a_fault_of_the_machine(tmp_path: Path) -> None:

@@ -97,12 +97,13 @@ def _write_sheet(path: Path, config: DataConfig) -> None:
     from manege.data import open_dataset
     from manege.data import sheet as draw
     from manege.files import blaming
-    from manege.pictures import save_png
+    from manege.pictures import save_png, viewing_scale
 
     dataset = open_dataset(config)
     with blaming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    save_png(path, draw(dataset), {"data": dataset.name, "rows": ", ".join(dataset.labels)})
+    recipe = {"data": dataset.name, "rows": ", ".join(dataset.labels)}
+    save_png(path, draw(dataset), recipe, viewing_scale(dataset.size))
 
 
 def _print(report: Report) -> None:

@@ -102,8 +102,9 @@ def write(
         match out.suffix.lower():
             case ".png":
                 sheet = pictures.grid(drawn.pictures, columns)
+                scale = pictures.viewing_scale(drawn.pictures.shape[1])
                 labels = {"labels": json.dumps(drawn.labels, ensure_ascii=False)}
-                pictures.save_png(out, sheet, {**recipe, **labels})
+                pictures.save_png(out, sheet, {**recipe, **labels}, scale)
                 return [out.name]
             case ".npz":
                 buffer = io.BytesIO()
