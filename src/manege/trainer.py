@@ -161,16 +161,15 @@ class _Driver:
     def _run_round(self, worker: _CellRun, share_s: float | None) -> None:
         """One round, or as much of it as stop and budget allow."""
         self._phases.clear()
-        images = 0
+        steps_before = worker.state.step
         before = time.monotonic()
         for step in self._method.advance(worker.cell, worker.state):
             now = time.monotonic()
             worker.spent_s += now - before
-            images += step.images
             self._watcher.step(worker.cell, step, worker.fraction(step, share_s))
             failpoint("step")
             if step.losses is not None:
-                self._end_round(worker, step, images)
+                self._end_round(worker, step, steps_here=step.steps - steps_before)
             if worker.commit_due(step):
                 worker.commit(self._emit)
             if stopped_by := self._stop():
@@ -180,7 +179,8 @@ class _Driver:
                 return
             before = time.monotonic()
 
-    def _end_round(self, worker: _CellRun, step: Step, images: int) -> None:
+    def _end_round(self, worker: _CellRun, step: Step, steps_here: int) -> None:
+        """Tell of a round that is done, `steps_here` of its steps in this process."""
         losses = step.losses or {}
         bad = sorted(name for name, value in losses.items() if not math.isfinite(value))
         if bad:
@@ -191,10 +191,10 @@ class _Driver:
             cell=worker.cell,
             round=step.round_,
             steps=step.steps,
-            images=images,
+            images=step.steps * step.images,
             losses=dict(losses),
             phases_s={name: round(value, 6) for name, value in self._phases.items()},
-            images_per_s=round(images / train_s, 2) if train_s else None,
+            images_per_s=round(steps_here * step.images / train_s, 2) if train_s else None,
         )
         if step.round_ % self._config.sheets.every_rounds == 0:
             worker.draw_sheet(self._emit)

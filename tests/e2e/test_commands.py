@@ -379,7 +379,7 @@ def test_a_signal_stops_with_everything_saved(
     assert json.loads((tmp_path / "long" / "status.json").read_text())["state"] == "stopped"
     drawn = manege("sample", "long", "-n", "4", "-o", "a.png")
     assert drawn.code == 0
-    assert drawn.err == "manege: label '7' is missing from this model: not trained yet\n"
+    assert drawn.err == "manege: missing from this model: '7' (not trained yet)\n"
     assert manege("resume", "long", "--rounds", "1", "--json").json["state"] == "finished"
 
 

@@ -333,7 +333,7 @@ def test_a_stopped_run_draws_what_it_has_and_names_what_it_lacks(
     done = manege("sample", "stopped", "-n", "20", "-o", "a.npz", "--json")
     assert done.code == 0
     [line] = done.err.splitlines()
-    assert "is missing from this model: not trained yet" in line
+    assert "(not trained yet)" in line
     [missing] = done.json["missing"]
     assert repr(missing) in line
     assert set(read(tmp_path / "a.npz")[1]) == {"3", "7", "8"} - {missing}

@@ -200,7 +200,7 @@ def test_a_class_that_turns_nan_fails_alone(tmp_path, reference):
     code, out, err = _finish(_start("sample", path, "-n", 8, "-o", tmp_path / "b.png", "--json"))
     assert code == 0
     assert json.loads(out)["labels"] == {"3": 8}
-    assert "label '7' is missing" in err
+    assert "missing from this model: '7' (failed: " in err
 
 
 def test_adding_a_class_changes_no_other(tmp_path, reference):

@@ -224,8 +224,11 @@ def sample(
         device_name=device,
         progress=counter("drawn"),
     )
-    for name, reason in opened.missing.items():
-        sys.stderr.write(f"manege: label {name!r} is missing from this model: {reason}\n")
+    if opened.missing:
+        shown = [f"{name!r} ({reason})" for name, reason in list(opened.missing.items())[:5]]
+        more = len(opened.missing) - len(shown)
+        told = ", ".join(shown) + (f" and {more} more" if more else "")
+        sys.stderr.write(f"manege: missing from this model: {told}\n")
     # A balanced sheet has a row for each label where they come out even.
     each, left = divmod(count, len(opened.labels))
     columns = each if balanced and not left and each <= _WIDEST_SHEET else None

@@ -28,7 +28,7 @@ class Step:
     steps: int
     """Steps in this round."""
     images: int
-    """Real pictures the step saw."""
+    """Real pictures a step sees; the same in every step of a round."""
     losses: Mapping[str, float] | None = None
     """Means over the round, with its last step."""
 

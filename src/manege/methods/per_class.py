@@ -106,7 +106,7 @@ class PerClass:
         with self._timer("data"):
             first = state.step * training.n_critic
             reals = [
-                to_floats(pictures[batch_at(order, first + k, training.batch)]).to(self._device)
+                to_floats(pictures[batch_at(order, first + k, training.batch)].to(self._device))
                 for k in range(training.n_critic)
             ]
             latents = stream(self._config.seed, cell=cell, purpose="latents", **place)
