@@ -1,4 +1,4 @@
-"""The verbs of the command line as functions: train, resume, sample, export, load_model.
+"""The verbs of the command line as functions: train, resume, sample, export, and models.
 
 Owns what a verb does; the command line only parses, calls and prints.
 """
@@ -27,8 +27,17 @@ from manege.sampler import Model, Samples, of_run, open_model, run_config, run_d
 from manege.trainer import Outcome, Watcher, run
 from manege.version import __version__
 
-__all__ = ["Run", "continue_run", "export", "load_model", "resume", "sample", "start_run", "train"]
-
+__all__ = [
+    "Run",
+    "continue_run",
+    "export",
+    "load_model",
+    "resume",
+    "sample",
+    "save_model",
+    "start_run",
+    "train",
+]
 
 _SPEAK_EVERY_S = 2.0
 
@@ -79,13 +88,18 @@ def export(run: str | Path, out: str | Path) -> Model:
     """Write a run's model as it stands into a folder of its own."""
     path = Path(run)
     model = open_model(path) if (path / "model.json").is_file() else of_run(RunDir.open(path))
-    save(model, Path(out))
+    save_model(model, out)
     return model
 
 
 def load_model(path: str | Path) -> Model:
     """The model in a model folder or a run directory."""
     return open_model(Path(path))
+
+
+def save_model(model: Model, out: str | Path) -> None:
+    """Write a model, merged or thinned as it may be, into a folder of its own."""
+    save(model, Path(out))
 
 
 def _never() -> str | None:

@@ -401,3 +401,14 @@ def test_failures_in_python_are_exceptions_with_the_same_words(tmp_path: Path) -
     with pytest.raises(ManegeError) as caught:
         package.load_model("nowhere")
     assert said == f"manege: {caught.value}\n"
+
+
+def test_models_are_joined_and_thinned_in_python_too(tmp_path: Path, trained: Path) -> None:
+    whole = package.load_model(trained)
+    package.save_model(whole.without(["3"]), tmp_path / "less")
+    package.save_model(whole.without(["7", "8"]), tmp_path / "three")
+    less, three = (package.load_model(tmp_path / name) for name in ("less", "three"))
+    joined = less.merged(three)
+    assert set(joined.labels) == set(whole.labels)
+    for label in whole.labels:
+        np.testing.assert_array_equal(joined.pictures_of(label, 5), whole.pictures_of(label, 5))

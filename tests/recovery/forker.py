@@ -76,9 +76,16 @@ def forked(work: Callable[[], object], failpoint: str = "") -> int:
 
 
 def state_of(path: Path) -> dict[str, str]:
-    """Hashes of every class's last commit and of the model's files."""
+    """Hashes of every class's last commit, of sheets and model, and what the rounds told."""
     rundir = RunDir.open(path)
-    hashes = {}
+    # A round trained again tells again; the last word counts.
+    hashes = {
+        f"round {event['round']} of {event['cell']}": repr(
+            [event["steps"], event["images"], event["losses"]]
+        )
+        for event in rundir.events()
+        if event["event"] == "round"
+    }
     for cell in rundir.cells():
         found = rundir.load(cell, identity=run_config(rundir).identity())
         digest = hashlib.sha256()
