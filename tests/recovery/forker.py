@@ -26,16 +26,6 @@ from manege.config import RunConfig, resolve
 from manege.rundir import RunDir
 from manege.sampler import run_config
 
-COMMIT_POINTS = (
-    "commit:before",
-    "commit:written",
-    "commit:renamed",
-    "commit:manifest-written",
-    "commit:manifest-aside",
-    "commit:done",
-    "commit:cleaned",
-)
-
 
 class Silent:
     """A watcher that does not care."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery.forker import COMMIT_POINTS
+from manege.rundir import COMMIT_POINTS
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12

@@ -43,6 +43,18 @@ _READ_ATTEMPTS = 10
 _READ_PAUSE_S = 0.01
 
 
+COMMIT_POINTS = (
+    "commit:before",
+    "commit:written",
+    "commit:renamed",
+    "commit:manifest-written",
+    "commit:manifest-aside",
+    "commit:done",
+    "commit:cleaned",
+)
+"""Failpoints in a commit, in the order it passes them: a death at any of them must do no harm."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A verified commit, and sentences about whatever was damaged on the way to it."""

@@ -28,6 +28,13 @@ def _gradients(y: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(y, inputs, weights)
 
 
+def _assert_same(fast: Tensor, plain: Tensor, *inputs: Tensor) -> None:
+    """Equal values, and equal gradients with respect to the inputs."""
+    torch.testing.assert_close(fast, plain, rtol=0, atol=1e-9)
+    for ours, theirs in zip(_gradients(fast, *inputs), _gradients(plain, *inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize(("inputs", "outputs", "side"), [(1, 1, 1), (5, 3, 2), (8, 4, 7)])
 def test_upsampling_convolution_equals_upsampling_then_convolution(inputs, outputs, side):
     layer, x = _layer(UpsampleConv, inputs, outputs), _pictures(inputs, side)
@@ -35,25 +42,13 @@ def test_upsampling_convolution_equals_upsampling_then_convolution(inputs, outpu
     doubled = F.interpolate(x, scale_factor=2, mode="nearest")
     plain = F.conv2d(doubled, layer.weight, layer.bias, padding=1)
     assert fast.shape == (3, outputs, 2 * side, 2 * side)
-    torch.testing.assert_close(fast, plain, rtol=0, atol=1e-9)
-    for ours, theirs in zip(
-        _gradients(fast, x, layer.weight, layer.bias),
-        _gradients(plain, x, layer.weight, layer.bias),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+    _assert_same(fast, plain, x, layer.weight, layer.bias)
 
 
 def test_last_convolution_equals_the_ordinary_one():
     layer, x = _layer(LastConv, 6, 3), _pictures(6, 5)
     fast, plain = layer(x), F.conv2d(x, layer.weight, layer.bias, padding=1)
-    torch.testing.assert_close(fast, plain, rtol=0, atol=1e-9)
-    for ours, theirs in zip(
-        _gradients(fast, x, layer.weight, layer.bias),
-        _gradients(plain, x, layer.weight, layer.bias),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+    _assert_same(fast, plain, x, layer.weight, layer.bias)
 
 
 def test_the_spread_kernel_sums_the_taps_that_meet_one_pixel():

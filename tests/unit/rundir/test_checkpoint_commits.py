@@ -13,17 +13,8 @@ import numpy as np
 import pytest
 
 from manege.errors import CheckpointError, MachineError
-from manege.rundir import RunDir, checkpoints, tensors
+from manege.rundir import COMMIT_POINTS, RunDir, checkpoints, tensors
 
-POINTS = (
-    "commit:before",
-    "commit:written",
-    "commit:renamed",
-    "commit:manifest-written",
-    "commit:manifest-aside",
-    "commit:done",
-    "commit:cleaned",
-)
 NEW_AFTER = ("commit:done", "commit:cleaned")
 MANIFESTS = {"manifest.json", "manifest.prev.json"}
 
@@ -83,7 +74,7 @@ def test_a_commit_removes_what_a_killed_writer_left_and_nothing_else(cell):
 
 
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", COMMIT_POINTS)
 def test_a_kill_inside_a_commit_leaves_the_old_or_the_new_state(cell, killed_at, point, before):
     for number in range(1, before + 1):
         cell.commit(number)
@@ -99,7 +90,7 @@ def test_a_kill_inside_a_commit_leaves_the_old_or_the_new_state(cell, killed_at,
     }
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", COMMIT_POINTS)
 def test_a_kill_while_the_same_place_is_committed_again_leaves_a_loadable_state(
     cell, killed_at, point
 ):
@@ -111,8 +102,8 @@ def test_a_kill_while_the_same_place_is_committed_again_leaves_a_loadable_state(
     assert len(cell.files() - MANIFESTS) == 2
 
 
-@pytest.mark.parametrize("first", POINTS)
-@pytest.mark.parametrize("second", POINTS)
+@pytest.mark.parametrize("first", COMMIT_POINTS)
+@pytest.mark.parametrize("second", COMMIT_POINTS)
 def test_a_kill_after_a_kill_leaves_a_loadable_state(cell, killed_at, first, second):
     cell.commit(1)
     assert killed_at(first, lambda: cell.commit(2)) == -signal.SIGKILL
@@ -139,7 +130,7 @@ def test_a_commit_after_damage_keeps_the_sound_generation_not_the_damaged_one(ce
     assert [c.round_ for c in RunDir.open(cell.path).commits(cell.key)] == [2, 1]
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", COMMIT_POINTS)
 def test_a_damaged_manifest_never_displaces_the_sound_one_before_it(cell, killed_at, point):
     for number in (1, 2):
         cell.commit(number)
