@@ -390,6 +390,8 @@ def test_an_interruption_before_the_start_is_one_line(tmp_path: Path) -> None:
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background job ignores SIGINT and hands that on; a user's command does not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     # Opening waits for the reader: from here on the command waits for us.
     with process, (tmp_path / "pipe").open("w"):
