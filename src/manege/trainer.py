@@ -214,13 +214,13 @@ class _Driver:
         self._emit("model", file="model/model.json", labels=list(model.labels))
 
     def _budget_share(self, cell: str) -> float | None:
-        """Seconds this cell may train in all: an even share of what the finished ones left."""
+        """Seconds this cell may train in all: an even share of what the ended ones left."""
         if self._config.budget_s is None:
             return None
-        cells = self._method.cells()
-        done = [c for c in cells if c != cell and self._is_done(self._cells.get(c, {}))]
-        spent = sum(float(self._cells[c]["spent_s"]) for c in done)
-        return max(0.0, self._config.budget_s - spent) / (len(cells) - len(done))
+        others = [self._cells.get(c, {}) for c in self._method.cells() if c != cell]
+        ended = [e for e in others if self._is_done(e) or e.get("state") == "failed"]
+        spent = sum(float(entry["spent_s"]) for entry in ended)
+        return max(0.0, self._config.budget_s - spent) / (1 + len(others) - len(ended))
 
     def _is_done(self, entry: dict[str, Any]) -> bool:
         """Whether a cell's entry in the status satisfies this run's length."""
