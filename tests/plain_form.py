@@ -72,9 +72,9 @@ class PlainPair:
     training: Training
 
     @classmethod
-    def like(cls, pair: Pair, training: Training) -> PlainPair:
-        generator = PlainGenerator(pair.generator.network)
-        discriminator = PlainDiscriminator(pair.discriminator.network)
+    def like(cls, pair: Pair, training: Training, dtype: torch.dtype = torch.float32) -> PlainPair:
+        generator = PlainGenerator(pair.generator.network).to(dtype)
+        discriminator = PlainDiscriminator(pair.discriminator.network).to(dtype)
         o = training.optimiser
 
         def adam(network: nn.Module, rate: float) -> torch.optim.Adam:
@@ -85,8 +85,8 @@ class PlainPair:
         return cls(
             generator,
             discriminator,
-            adam(generator, o.generator_lr),
-            adam(discriminator, o.discriminator_lr),
+            adam(generator, pair.generator.learning_rate),
+            adam(discriminator, pair.discriminator.learning_rate),
             training,
         )
 

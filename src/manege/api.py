@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from manege import device
-from manege.config import RunConfig, amended, resolve, to_yaml
+from manege.config import DcganNetworks, RunConfig, amended, resolve, to_yaml
 from manege.data import KNOWN, Dataset, Split, open_dataset
 from manege.errors import ConfigError
 from manege.progress import Lines
@@ -40,6 +40,8 @@ __all__ = [
 ]
 
 _SPEAK_EVERY_S = 2.0
+_LARGEST_1X1 = 16
+"""The largest side of which four halvings leave one pixel."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,12 @@ def start_run(
     device.resolve(config.device)  # Refuse before anything is made.
     dataset = open_dataset(config.data)
     config = _settled(config, dataset)
+    if isinstance(config.networks, DcganNetworks) and dataset.size <= _LARGEST_1X1:
+        say(
+            f"warning: {dataset.size}x{dataset.size} pictures are too small for the convolutional "
+            "pair: BatchNorm on a 1x1 map hides them from a Wasserstein critic altogether; "
+            "use --networks mlp, or --size 32"
+        )
     decode(dataset, say, stop)
     rundir = RunDir.create(
         out,

@@ -36,11 +36,12 @@ class Individual(Generic[Network]):
         self.network = network
         self._layout = layout_of(network)
         floats, weights = self._layout.num_floats, self._layout.num_weights
-        self.record = torch.zeros(floats + 2 * weights + ALIGN, device=device)
+        dtype = self._layout.dtype  # float32, but for tests that take rounding out of the way.
+        self.record = torch.zeros(floats + 2 * weights + ALIGN, device=device, dtype=dtype)
         self.weights = self.record[:weights]
         self._moments = self.record[floats:-ALIGN].view(2, weights)
         self._header = self.record[-ALIGN:]
-        self._gradient = torch.zeros(weights, device=device)
+        self._gradient = torch.zeros(weights, device=device, dtype=dtype)
         for slot in self._layout.parameters:
             parameter = nn.Parameter(slot.of(self.record))
             parameter.grad = slot.of(self._gradient)

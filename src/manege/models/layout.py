@@ -39,13 +39,16 @@ class Layout:
     """Floats the parameters take, gaps included."""
     num_floats: int
     """Floats the parameters and buffers take."""
+    dtype: torch.dtype
+    """Of them all."""
 
 
 def layout_of(network: nn.Module) -> Layout:
     """The layout of a network; it needs no storage."""
-    parameters, num_weights = _place(_members(network, parameters=True), start=0)
-    buffers, num_floats = _place(_members(network, parameters=False), start=num_weights)
-    return Layout(parameters, buffers, num_weights, num_floats)
+    dtype = next(network.parameters()).dtype
+    parameters, num_weights = _place(_members(network, parameters=True), dtype, start=0)
+    buffers, num_floats = _place(_members(network, parameters=False), dtype, start=num_weights)
+    return Layout(parameters, buffers, num_weights, num_floats, dtype)
 
 
 def named_tensors(network: nn.Module, record: np.ndarray) -> dict[str, np.ndarray]:
@@ -83,11 +86,13 @@ def _members(network: nn.Module, *, parameters: bool) -> Iterator[_Member]:
                 yield f"{prefix}.{attribute}" if prefix else attribute, module, attribute, tensor
 
 
-def _place(members: Iterator[_Member], start: int) -> tuple[tuple[Slot, ...], int]:
+def _place(
+    members: Iterator[_Member], dtype: torch.dtype, start: int
+) -> tuple[tuple[Slot, ...], int]:
     slots = []
     for name, owner, attribute, tensor in members:
-        if tensor.dtype != torch.float32:
-            raise TypeError(f"{name} is {tensor.dtype}; a record holds float32 only")
+        if tensor.dtype != dtype:
+            raise TypeError(f"{name} is {tensor.dtype}; a record holds {dtype} only")
         slots.append(Slot(name, owner, attribute, start, tuple(tensor.shape)))
         start += -(-tensor.numel() // ALIGN) * ALIGN
     return tuple(slots), start
