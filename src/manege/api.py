@@ -121,12 +121,6 @@ def start_run(
     device.resolve(config.device)  # Refuse before anything is made.
     dataset = open_dataset(config.data)
     config = _settled(config, dataset)
-    if isinstance(config.networks, DcganNetworks) and dataset.size <= _LARGEST_1X1:
-        say(
-            f"warning: {dataset.size}x{dataset.size} pictures are too small for the convolutional "
-            "pair: BatchNorm on a 1x1 map hides them from a Wasserstein critic altogether; "
-            "use --networks mlp, or --size 32"
-        )
     decode(dataset, say, stop)
     rundir = RunDir.create(
         out,
@@ -137,6 +131,12 @@ def start_run(
         data=_data_record(dataset),
     )
     say(f"run directory: {rundir.path}")
+    if isinstance(config.networks, DcganNetworks) and dataset.size <= _LARGEST_1X1:
+        say(
+            f"warning: {dataset.size}x{dataset.size} pictures are too small for the convolutional "
+            "pair: BatchNorm on a 1x1 map hides them from a Wasserstein critic altogether; "
+            "use --networks mlp, or --size 32"
+        )
     with rundir.start():
         outcome = run(config, rundir, dataset, watcher=watcher or Lines(), stop=stop)
     return Run(rundir.path, config, outcome)
