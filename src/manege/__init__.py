@@ -11,9 +11,28 @@ from typing import TYPE_CHECKING, Any
 from manege.version import __version__
 
 if TYPE_CHECKING:
-    from manege.api import export, load_model, resume, sample, save_model, train
+    from manege.api import (
+        compare,
+        evaluate,
+        export,
+        load_model,
+        resume,
+        sample,
+        save_model,
+        train,
+    )
 
-__all__ = ["__version__", "export", "load_model", "resume", "sample", "save_model", "train"]
+__all__ = [
+    "__version__",
+    "compare",
+    "evaluate",
+    "export",
+    "load_model",
+    "resume",
+    "sample",
+    "save_model",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,25 +11,34 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from manege import device
-from manege.config import DcganNetworks, RunConfig, amended, resolve, to_yaml
+from manege.comparison import Comparison
+from manege.comparison import compare as compare_runs
+from manege.config import DcganNetworks, RunConfig, ScoreMetric, amended, resolve, to_yaml
 from manege.data import KNOWN, Dataset, Split, open_dataset
 from manege.errors import ConfigError
-from manege.progress import Lines
+from manege.evaluation import Evaluation, Options, Subject
+from manege.evaluation import evaluate as evaluate_subject
+from manege.metrics import ClassScorer, Space, Telling, save_space, space_for
+from manege.progress import Lines, counter
 from manege.rundir import RunDir
 from manege.sampler import Model, Samples, of_run, open_model, run_config, run_data, save
 from manege.trainer import Outcome, Watcher, run
 from manege.version import __version__
 
 __all__ = [
+    "Comparison",
+    "Evaluation",
     "Run",
+    "compare",
     "continue_run",
+    "evaluate",
     "export",
     "load_model",
     "resume",
@@ -86,6 +95,38 @@ def sample(model: str | Path | Model, count: int, **options: Any) -> Samples:
     return opened.sample(count, **options)
 
 
+def evaluate(
+    subject: Subject, data: str | Path | np.ndarray | None = None, **options: Any
+) -> Evaluation:
+    """Score pictures against real ones, each number with its interval.
+
+    Args:
+        subject: a run, a model, a folder or .npz file of pictures, `Samples`, or an array of
+            bytes N×S×S×C.
+        data: a dataset's name, a folder, an .npz file or an array; a run's own data when None.
+        options: the fields of `manege.evaluation.Options`: ``metrics``, ``samples``,
+            ``per_class``, ``features``, ``classes``, ``reference``, ``seed`` and so on.
+    """
+    return evaluate_subject(subject, data, _options(options))
+
+
+def compare(runs: Iterable[str | Path], data: str | None = None, **options: Any) -> Comparison:
+    """Runs side by side: differences, scores, samples; options as for `evaluate`."""
+    return compare_runs([Path(run) for run in runs], data, _options(options))
+
+
+def _options(given: Mapping[str, Any]) -> Options:
+    known = [field.name for field in fields(Options)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{name}: no such option; expected some of {', '.join(known)}")
+    ready: dict[str, Any] = dict(given)
+    for name in ("metrics", "classes"):
+        if ready.get(name) is not None:
+            ready[name] = tuple(ready[name])
+    return Options(**ready)
+
+
 def export(run: str | Path, out: str | Path) -> Model:
     """Write a run's model as it stands into a folder of its own."""
     path = Path(run)
@@ -122,6 +163,7 @@ def start_run(
     dataset = open_dataset(config.data)
     config = _settled(config, dataset)
     decode(dataset, say, stop)
+    space = _space_of(config, dataset, say, stop)
     rundir = RunDir.create(
         out,
         name=f"{dataset.name}-{config.method.value}",
@@ -137,6 +179,8 @@ def start_run(
             "pair: BatchNorm on a 1x1 map hides them from a Wasserstein critic altogether; "
             "use --networks mlp, or --size 32"
         )
+    if space is not None:
+        save_space(space, rundir.path / "scorer")
     with rundir.start():
         outcome = run(config, rundir, dataset, watcher=watcher or Lines(), stop=stop)
     return Run(rundir.path, config, outcome)
@@ -161,6 +205,8 @@ def continue_run(
     dataset = open_dataset(config.data)
     decode(dataset, say, stop)
     _check_same_data(rundir, dataset)
+    if not (path / "scorer").exists() and (space := _space_of(config, dataset, say, stop)):
+        save_space(space, path / "scorer")
     with rundir.start():
         rundir.write_config(to_yaml(config))
         outcome = run(config, rundir, dataset, watcher=watcher or Lines(), stop=stop)
@@ -177,6 +223,28 @@ def decode(dataset: Dataset, say: Callable[[str], None], stop: Callable[[], str 
             say(f"pictures of {number} of {len(dataset.labels)} classes read: {label}")
         if stopped_by := stop():
             raise KeyboardInterrupt(stopped_by)
+
+
+def _space_of(
+    config: RunConfig,
+    dataset: Dataset,
+    say: Callable[[str], None],
+    stop: Callable[[], str | None],
+) -> Space | None:
+    """The feature space training scores in, made now if it must be; None when it keeps no score."""
+    if config.score.metric is ScoreMetric.NONE:
+        return None
+    show = counter("feature network: seen")
+
+    def progress(done: int, total: int) -> None:
+        if show is not None:
+            show(done, total)
+        if stopped_by := stop():
+            raise KeyboardInterrupt(stopped_by)
+
+    space = space_for(dataset, Telling(say, progress))
+    ClassScorer(config.score, space, dataset)  # Refuses what it could not score.
+    return space
 
 
 def environment() -> dict[str, Any]:

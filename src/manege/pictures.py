@@ -1,7 +1,8 @@
 """Pictures as files and sheets: PNG with its recipe inside, grids, enlargement.
 
-Pictures are uint8 arrays, height x width x channels (1 grey, 3 colour). Owns no dataset and no
-network: what a picture shows is the caller's business.
+Pictures are uint8 arrays, height x width x channels (1 grey, 3 colour). A pixel of two channels
+is a point in the plane, and many of them are one drawing. Owns no dataset and no network: what a
+picture shows is the caller's business.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import errno
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageDraw, ImageFont, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 from manege.errors import DataError, MachineError
@@ -26,11 +27,21 @@ BACKGROUND = 232
 _SEEN = 56
 """Pixels a picture on a sheet should have."""
 
+_SCATTER_SIDE = 160
+_LEFT_OVER = 0.6
+"""The part of the light that one point of a drawing lets through."""
+
+_CAPTION = 22
+_BETWEEN = 12
+"""Pixels above, and between, sheets that stand side by side."""
+
 Picture = npt.NDArray[np.uint8]
 
 
 def grid(pictures: Picture, columns: int | None = None, gap: int = 1) -> Picture:
     """One sheet of many pictures (N x H x W x C), row by row, a gap round each.
+
+    Points (N x 1 x 1 x 2) make a :func:`scatter` instead.
 
     Args:
         pictures: at least one; places left over in the last row stay background.
@@ -40,6 +51,8 @@ def grid(pictures: Picture, columns: int | None = None, gap: int = 1) -> Picture
     count, height, width, channels = pictures.shape
     if count == 0:
         raise ValueError("a sheet needs at least one picture")
+    if is_points(pictures):
+        return scatter(pictures)
     columns = math.ceil(math.sqrt(count)) if columns is None else columns
     rows = math.ceil(count / columns)
     sheet = np.full(
@@ -54,9 +67,58 @@ def grid(pictures: Picture, columns: int | None = None, gap: int = 1) -> Picture
     return sheet
 
 
+def is_points(pictures: Picture) -> bool:
+    """Whether they are points in the plane: one pixel, whose two channels are x and y."""
+    return pictures.shape[1:] == (1, 1, 2)
+
+
+def scatter(points: Picture) -> Picture:
+    """A grey drawing of points (N x 1 x 1 x 2), x to the right, y upwards, darker where many fall.
+
+    Both axes go from -1 (byte 0) to 1 (byte 255); a point is a square of three pixels.
+    """
+    columns_rows = np.rint(points.reshape(-1, 2) * ((_SCATTER_SIDE - 1) / 255)).astype(np.int64)
+    counts = np.zeros((_SCATTER_SIDE + 2, _SCATTER_SIDE + 2), dtype=np.int64)
+    for down, right in np.ndindex(3, 3):
+        place = (_SCATTER_SIDE - 1 - columns_rows[:, 1] + down, columns_rows[:, 0] + right)
+        np.add.at(counts, place, 1)
+    light = 255 * np.power(_LEFT_OVER, counts[1:-1, 1:-1, np.newaxis])
+    drawing: Picture = np.rint(light).astype(np.uint8)
+    return drawing
+
+
+def side_by_side(captions: Sequence[str], sheets: Sequence[Picture]) -> Picture:
+    """One colour picture of several sheets next to each other, its caption above each."""
+    height = max(sheet.shape[0] for sheet in sheets) + _CAPTION
+    width = sum(sheet.shape[1] for sheet in sheets) + _BETWEEN * (len(sheets) - 1)
+    joined = np.full((height, width, 3), BACKGROUND, dtype=np.uint8)
+    left = 0
+    for sheet in sheets:
+        rows, columns = sheet.shape[:2]
+        joined[_CAPTION : _CAPTION + rows, left : left + columns] = sheet  # Grey spreads to all.
+        left += columns + _BETWEEN
+    image = Image.fromarray(joined)
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(_CAPTION - 8)
+    left = 0
+    for caption, sheet in zip(captions, sheets, strict=True):
+        draw.text((left + 2, 3), _cut(caption, sheet.shape[1] - 4, font), fill=0, font=font)
+        left += sheet.shape[1] + _BETWEEN
+    return np.asarray(image)
+
+
+def _cut(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """The end of the text where it is too long: names of runs differ there."""
+    if font.getlength(text) <= width:
+        return text
+    while len(text) > 1 and font.getlength(f"…{text}") > width:
+        text = text[1:]
+    return f"…{text}"
+
+
 def viewing_scale(side: int) -> int:
     """How far to enlarge pictures of that side so that people can see them on a sheet."""
-    return max(1, round(_SEEN / side))
+    # The drawing of points, whose side is 1, is large enough as it is.
+    return 1 if side == 1 else max(1, round(_SEEN / side))
 
 
 def enlarge(picture: Picture, factor: int) -> Picture:

@@ -95,11 +95,23 @@ def _losses(event: dict[str, Any]) -> str:
     return " ".join(parts) + (f"  {rate:,.0f} images/s" if rate else "")
 
 
+def _score(event: dict[str, Any]) -> str:
+    told = [
+        f"{name} {one['value']:.5g}" if one["value"] is not None else f"{name} -"
+        for name, one in event["scores"].items()
+    ]
+    best = event["best"]
+    ever = f"; best {best['value']:.5g} in round {best['round']}" if best else ""
+    return f"round {event['round']}, {event['metric']}: {', '.join(told)}{ever}"
+
+
 def _important(event: dict[str, Any]) -> str | None:
     """The one line an event deserves, if any."""
     match event["event"]:
         case "warning":
             return f"warning: {event['message']}"
+        case "score":
+            return f"{event['cell']}: {_score(event)}"
         case "cell_failed":
             return f"{event['cell']}: FAILED: {event['reason']}"
         case "cell_finished":

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from manege import device, pictures, sampler
-from manege.cell import CellState
-from manege.config import RunConfig
+from manege.cell import CellState, Judgement
+from manege.config import RunConfig, ScoreMetric
 from manege.data import Dataset
 from manege.errors import CheckpointError
 from manege.failpoints import failpoint
 from manege.methods import PerClass, Step
+from manege.metrics import ClassScorer, load_space
 from manege.rundir import RunDir, cell_folder
 
 
@@ -91,7 +92,10 @@ class _Driver:
         self._watcher = watcher
         self._stop = stop
         self._phases: dict[str, float] = {}
-        self._method = PerClass(config, dataset, device.resolve(config.device), self._timer)
+        self._scorer = _open_scorer(config, rundir, dataset)
+        self._method = PerClass(
+            config, dataset, device.resolve(config.device), self._timer, self._scorer
+        )
         self._identity = config.identity()
         # What each cell has come to; mirrored in status.json.
         self._cells: dict[str, dict[str, Any]] = sampler.run_cells(rundir)
@@ -134,13 +138,15 @@ class _Driver:
 
     def _run_cell(self, cell: str) -> None:
         """Train one cell to its end; a failure is recorded, a stop passed on."""
-        worker = _CellRun(cell, self._config, self._method, self._identity, self._rundir)
+        space = self._scorer.space.name if self._scorer else None
+        worker = _CellRun(cell, self._config, self._method, self._identity, self._rundir, space)
         worker.restore(self._emit)
         self._note(cell, "running", worker)
         share_s = self._budget_share(cell)
         try:
             while (reason := worker.done(share_s)) is None:
                 self._run_round(worker, share_s)
+            worker.judge_finally(self._emit)
             worker.commit(self._emit)
             worker.draw_sheet(self._emit)
             self._emit(
@@ -196,6 +202,8 @@ class _Driver:
             phases_s={name: round(value, 6) for name, value in self._phases.items()},
             images_per_s=round(steps_here * step.images / train_s, 2) if train_s else None,
         )
+        if step.judgement is not None:
+            worker.tell_score(self._emit, step.judgement)
         if step.round_ % self._config.sheets.every_rounds == 0:
             worker.draw_sheet(self._emit)
 
@@ -251,6 +259,13 @@ class _Driver:
         self._phases[phase] = self._phases.get(phase, 0.0) + time.monotonic() - start
 
 
+def _open_scorer(config: RunConfig, rundir: RunDir, dataset: Dataset) -> ClassScorer | None:
+    """The run's scorer, from the feature network in its ``scorer/``."""
+    if config.score.metric is ScoreMetric.NONE:
+        return None
+    return ClassScorer(config.score, load_space(rundir.path / "scorer"), dataset)
+
+
 Emit = Callable[..., None]
 
 
@@ -258,7 +273,13 @@ class _CellRun:
     """One cell on its way: its state, its commits, the time it has had."""
 
     def __init__(
-        self, cell: str, config: RunConfig, method: PerClass, identity: str, rundir: RunDir
+        self,
+        cell: str,
+        config: RunConfig,
+        method: PerClass,
+        identity: str,
+        rundir: RunDir,
+        space: str | None,
     ) -> None:
         self.cell = cell
         self.state: CellState = method.init(cell)
@@ -267,7 +288,9 @@ class _CellRun:
         self._method = method
         self._identity = identity
         self._rundir = rundir
-        self._committed = (0, 0)
+        self._space = space
+        self._final: dict[str, Any] | None = None
+        self._committed: tuple[int, int, bool] = (0, 0, False)
         self._committed_at = time.monotonic()
         self._sheet_round = -1
 
@@ -283,9 +306,14 @@ class _CellRun:
                     f"class {self.cell!r}: its training pictures are not the ones this run began "
                     "with; put them back, or start a new run"
                 )
+            if found.meta["space"] != self._space:
+                raise CheckpointError(
+                    f"class {self.cell!r}: scored with the feature network {found.meta['space']}, "
+                    f"scorer/ holds {self._space}; put the old one back, or start a new run"
+                )
             self.state.restore(found.tensors, found.meta)
             self.spent_s = float(found.meta["spent_s"])
-            self._committed = (self.state.round_, self.state.step)
+            self._committed = (self.state.round_, self.state.step, found.meta["final"] is not None)
         emit("cell_started", cell=self.cell, round=self.state.round_, step=self.state.step)
 
     def done(self, share_s: float | None) -> str | None:
@@ -315,10 +343,41 @@ class _CellRun:
         round_ended = step.losses is not None
         return bool(round_ended and every.every_rounds and step.round_ % every.every_rounds == 0)
 
+    def judge_finally(self, emit: Emit) -> None:
+        """Score the state in which the cell ends, unless its last round did.
+
+        The verdict is kept beside the state, not in it: a run that is made longer later must not
+        differ from one that was long from the start.
+        """
+        if self._method.judges_now(self.state):
+            return
+        judgement = self._method.judge(self.cell, self.state)
+        if judgement is not None:
+            self._final = judgement.best()
+            self.tell_score(emit, judgement)
+
+    def tell_score(self, emit: Emit, judgement: Judgement) -> None:
+        """Tell what the generator is worth, and the best so far."""
+        best = self.state.best.told if self.state.best else None
+        if self._final is not None and (best is None or self._final["value"] < best["value"]):
+            best = self._final
+        emit(
+            "score",
+            cell=self.cell,
+            round=judgement.round_,
+            metric=self._config.score.metric.value,
+            space=self._space,
+            scores={
+                which.value: {"value": score.value, "low": score.low, "high": score.high}
+                for which, score in judgement.scores.items()
+            },
+            best=best,
+        )
+
     def commit(self, emit: Emit) -> None:
         """Save the state; nothing to do where it is saved already."""
-        here = (self.state.round_, self.state.step)
-        if here == self._committed:
+        here = (self.state.round_, self.state.step, self._final is not None)
+        if here[:2] == self._committed[:2] and here[2] <= self._committed[2]:
             return
         if not self.state.is_finite():
             raise _CellFailed(f"a weight or loss is not finite in round {self.state.round_ + 1}")
@@ -333,6 +392,8 @@ class _CellRun:
                 **self.state.counters(),
                 "spent_s": round(self.spent_s, 3),
                 "data": self._method.data_digest(self.cell),
+                "space": self._space,
+                "final": self._final,
             },
         )
         self._committed, self._committed_at = here, time.monotonic()

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from manege.errors import DataError, MachineError
-from manege.pictures import BACKGROUND, enlarge, grid, read_text, save_png, viewing_scale
+from manege.pictures import (
+    BACKGROUND,
+    enlarge,
+    grid,
+    is_points,
+    read_text,
+    save_png,
+    scatter,
+    viewing_scale,
+)
 
 
 @given(
@@ -40,6 +49,41 @@ def test_a_sheet_holds_every_picture_in_its_place(
 def test_a_sheet_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         grid(np.zeros((0, 4, 4, 1), np.uint8))
+    with pytest.raises(ValueError, match="at least one"):
+        grid(np.zeros((0, 1, 1, 2), np.uint8))
+
+
+def points(*coordinates: tuple[int, int]) -> np.ndarray:
+    return np.array(coordinates, np.uint8).reshape(-1, 1, 1, 2)
+
+
+def test_points_are_drawn_with_x_to_the_right_and_y_upwards() -> None:
+    drawn = scatter(points((0, 0), (255, 0), (0, 128)))
+    assert drawn.shape == (160, 160, 1)
+    dark = np.argwhere(drawn[:, :, 0] < 255)
+    corners = {(159, 0), (158, 1), (159, 159), (158, 158)}
+    assert corners <= set(map(tuple, dark.tolist()))
+    assert len(dark) == 4 + 4 + 6  # Two corners and an edge cut the squares of three pixels.
+    assert drawn[79, 0, 0] < 255
+    assert (drawn[:70] == 255).all()
+
+
+def test_a_drawing_is_darker_where_more_points_fall() -> None:
+    drawn = scatter(points((51, 51), (204, 204), (204, 204), *[(128, 128)] * 50))
+    column, row = round(51 * 159 / 255), 159 - round(51 * 159 / 255)
+    assert drawn[row, column, 0] == 153
+    assert drawn[column, row, 0] == 92
+    assert drawn.min() == 0
+    assert drawn.max() == 255
+
+
+def test_a_sheet_of_points_is_their_drawing_and_is_not_enlarged() -> None:
+    many = np.random.default_rng(0).integers(0, 256, (20, 1, 1, 2), np.uint8)
+    assert is_points(many)
+    np.testing.assert_array_equal(grid(many, columns=4), scatter(many))
+    assert viewing_scale(many.shape[1]) == 1
+    for shape in ((20, 1, 1, 1), (20, 1, 1, 3), (20, 8, 8, 2)):
+        assert not is_points(np.zeros(shape, np.uint8))
 
 
 def test_enlarging_repeats_pixels() -> None:

@@ -4,7 +4,8 @@ Owns what happens inside a cell. Knows no data source, neighbour, file, process 
 """
 
 from manege.cell.individual import HEADER, Individual
-from manege.cell.state import CellState, new_pair, new_state
+from manege.cell.score import Best, Estimated, Judgement, Scorer, Weights
+from manege.cell.state import CellState, generator_with, new_pair, new_state
 from manege.cell.step import (
     Noise,
     Pair,
@@ -16,11 +17,17 @@ from manege.cell.step import (
 
 __all__ = [
     "HEADER",
+    "Best",
     "CellState",
+    "Estimated",
     "Individual",
+    "Judgement",
     "Noise",
     "Pair",
+    "Scorer",
+    "Weights",
     "draw_noise",
+    "generator_with",
     "new_pair",
     "new_state",
     "train_step",

@@ -39,6 +39,7 @@ class Individual(Generic[Network]):
         dtype = self._layout.dtype  # float32, but for tests that take rounding out of the way.
         self.record = torch.zeros(floats + 2 * weights + ALIGN, device=device, dtype=dtype)
         self.weights = self.record[:weights]
+        self.body = self.record[:floats]
         self._moments = self.record[floats:-ALIGN].view(2, weights)
         self._header = self.record[-ALIGN:]
         self._gradient = torch.zeros(weights, device=device, dtype=dtype)

@@ -15,15 +15,22 @@ import torch
 from torch import Tensor
 
 from manege.cell.individual import Individual
+from manege.cell.score import Best, Judgement, Weights
 from manege.cell.step import Pair
 from manege.config import RunConfig, Training, stream
 from manege.models import (
+    Generator,
     PictureShape,
     Spec,
     build_discriminator,
     build_generator,
+    fill,
     initialise,
+    tensors_in,
 )
+
+_RAMP = 9
+"""The average forgets its beginning: update n weighs at least 9 / (9 + n)."""
 
 
 @dataclass
@@ -39,6 +46,32 @@ class CellState:
     """How often the watchdog rolled back."""
     loss_sums: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     """Over the steps of the round under way: discriminator's, generator's."""
+    ema: Tensor | None = None
+    """Running average of the generator's weights and buffers, where one is kept."""
+    averaged: int = 0
+    """Updates that are in the average."""
+    best: Best | None = None
+    """The generator that scored best so far, where there is a scorer."""
+
+    @torch.no_grad()
+    def average(self, decay: float) -> None:
+        """Take the generator as it is now into the average, if one is kept."""
+        if self.ema is not None:
+            kept = min(decay, self.averaged / (self.averaged + _RAMP))
+            self.ema.lerp_(self.pair.generator.body, 1 - kept)
+            self.averaged += 1
+
+    def bodies(self) -> dict[Weights, Tensor]:
+        """Every set of weights the generator has, with its buffers."""
+        raw = {Weights.RAW: self.pair.generator.body}
+        return raw if self.ema is None else raw | {Weights.EMA: self.ema}
+
+    def keep_if_better(self, judgement: Judgement) -> None:
+        """Remember the judged generator as the best, if it is."""
+        told = judgement.best()
+        if self.best is None or told["value"] < self.best.told["value"]:
+            body = self.bodies()[judgement.chosen]
+            self.best = Best(body.detach().cpu().numpy().copy(), told)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Everything but the counters, as numpy arrays."""
@@ -46,16 +79,29 @@ class CellState:
             "generator": self.pair.generator.to_numpy(),
             "discriminator": self.pair.discriminator.to_numpy(),
             "loss_sums": self.loss_sums.cpu().numpy(),
+            **({} if self.ema is None else {"ema": self.ema.cpu().numpy()}),
+            **({} if self.best is None else {"best": self.best.body}),
         }
 
     def is_finite(self) -> bool:
         """Whether no weight, moment or loss is NaN or infinite."""
-        parts = (self.pair.generator.record, self.pair.discriminator.record, self.loss_sums)
+        parts = (
+            self.pair.generator.record,
+            self.pair.discriminator.record,
+            self.loss_sums,
+            *self.bodies().values(),
+        )
         return all(bool(torch.isfinite(part).all()) for part in parts)
 
-    def counters(self) -> dict[str, int]:
+    def counters(self) -> dict[str, Any]:
         """The rest."""
-        return {"round": self.round_, "step": self.step, "attempt": self.attempt}
+        return {
+            "round": self.round_,
+            "step": self.step,
+            "attempt": self.attempt,
+            "averaged": self.averaged,
+            "best": None if self.best is None else self.best.told,
+        }
 
     def restore(self, arrays: Mapping[str, np.ndarray], counters: Mapping[str, Any]) -> None:
         """Become the state those two were taken from."""
@@ -64,6 +110,11 @@ class CellState:
         self.loss_sums.copy_(torch.from_numpy(arrays["loss_sums"].copy()))
         self.round_, self.step = int(counters["round"]), int(counters["step"])
         self.attempt = int(counters["attempt"])
+        self.averaged = int(counters["averaged"])
+        if self.ema is not None:
+            self.ema.copy_(torch.from_numpy(arrays["ema"]))
+        if counters["best"] is not None:
+            self.best = Best(arrays["best"], dict(counters["best"]))
 
 
 def new_state(config: RunConfig, cell: str, shape: PictureShape, device: torch.device) -> CellState:
@@ -76,7 +127,18 @@ def new_state(config: RunConfig, cell: str, shape: PictureShape, device: torch.d
         stream(config.seed, cell=cell, purpose="init generator"),
         stream(config.seed, cell=cell, purpose="init discriminator"),
     )
-    return CellState(pair, loss_sums=torch.zeros(2, dtype=torch.float64, device=device))
+    return CellState(
+        pair,
+        loss_sums=torch.zeros(2, dtype=torch.float64, device=device),
+        ema=pair.generator.body.clone() if config.training.ema else None,
+    )
+
+
+def generator_with(spec: Spec, shape: PictureShape, body: Tensor) -> Generator:
+    """A generator that reads its weights and buffers from `body`, which stays what it is."""
+    generator = build_generator(spec, shape)
+    fill(generator, tensors_in(generator, body))
+    return generator
 
 
 def new_pair(

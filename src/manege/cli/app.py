@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from manege.cli import data, model
+from manege.cli import data, model, scores
 from manege.cli.output import emit_json, say
 from manege.errors import (
     EXIT_FAILED_CELL,
@@ -31,6 +31,8 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(model.app, name="model")
+app.command()(scores.evaluate)
+app.command()(scores.compare)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
@@ -80,6 +82,15 @@ def train(
         str | None, typer.Option(help="On the discriminator: none or clip.")
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Pictures in a batch.")] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(help="Keep each class's best generator by this: kid, fd, or none."),
+    ] = None,
+    score_every: Annotated[int | None, typer.Option(help="Score every so many rounds.")] = None,
+    ema: Annotated[
+        float | None,
+        typer.Option(help="Also average each generator's weights: 0.999; 0 for not."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same result.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     checkpoint_every: Annotated[
@@ -131,6 +142,9 @@ def train(
             "training.loss": loss,
             "training.constraint.kind": constraint,
             "training.batch": batch,
+            "training.ema": ema,
+            "score.metric": score,
+            "score.every_rounds": score_every,
             "sheets.every_rounds": sheet_every,
             **_checkpoint_every(checkpoint_every),
         },

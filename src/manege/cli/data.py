@@ -72,6 +72,8 @@ def check(
             "data.classes": parse_labels(classes),
             "data.size": size,
             "data.channels": channels,
+            # No network is made here, and points refuse the default ones.
+            "networks.kind": "mlp",
         }
     ).data
     report = check_data(config, progress=progress.counter("looked at"))
@@ -107,9 +109,7 @@ def _write_sheet(path: Path, config: DataConfig) -> None:
 
 
 def _print(report: Report) -> None:
-    kind = "grey" if report.channels == 1 else "colour"
-    side = report.size
-    say(f"{report.name}: {len(report.classes)} classes, trained as {side}x{side} {kind}")
+    say(f"{report.name}: {len(report.classes)} classes, trained as {report.form}")
     say(f"held out: {report.held_out_rule}; decoded {report.memory_bytes / 1e6:,.1f} MB")
     for count in report.classes:
         say(f"  {count.label:20} {count.train:7,} to train on {count.held_out:7,} held out")

@@ -97,9 +97,12 @@ def write(
     drawn: Samples, out: Path, recipe: Mapping[str, str], columns: int | None = None
 ) -> list[str]:
     """The files made, relative to `out`'s folder; `columns` is for a sheet."""
+    kind = out.suffix.lower()
+    if pictures.is_points(drawn.pictures) and kind not in (".png", ".npz"):
+        raise ConfigError(f"{out}: points have no picture files; write .npz or .png")
     with blaming(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        match out.suffix.lower():
+        match kind:
             case ".png":
                 sheet = pictures.grid(drawn.pictures, columns)
                 scale = pictures.viewing_scale(drawn.pictures.shape[1])

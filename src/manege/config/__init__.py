@@ -19,6 +19,8 @@ from manege.config.schema import (
     NoConstraint,
     Optimiser,
     RunConfig,
+    Score,
+    ScoreMetric,
     Training,
     parse_duration,
 )
@@ -42,6 +44,8 @@ __all__ = [
     "NoConstraint",
     "Optimiser",
     "RunConfig",
+    "Score",
+    "ScoreMetric",
     "Training",
     "amended",
     "load_yaml",

@@ -12,7 +12,16 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 SMALLEST_CLASS = 8
 """Fewer pictures of a label than this cannot be trained on."""
@@ -23,6 +32,9 @@ SIZES = tuple(
     if size % (4 if size <= 32 else 8 if size <= 64 else 16 if size <= 128 else 32) == 0
 )
 """Picture sides: the convolutional generator's start resolution must be a whole number."""
+
+TOY_NAMES = ("ring8", "grid25")
+"""The datasets of points in the plane: pictures of one pixel whose two channels are x and y."""
 
 
 class Method(StrEnum):
@@ -36,6 +48,14 @@ class Loss(StrEnum):
 
     BCE = "bce"
     WASSERSTEIN = "wasserstein"
+
+
+class ScoreMetric(StrEnum):
+    """What training judges a generator by."""
+
+    NONE = "none"
+    KID = "kid"
+    FD = "fd"
 
 
 class Activation(StrEnum):
@@ -62,8 +82,11 @@ def parse_duration(value: Any) -> Any:
     return hours * 3600 + minutes * 60 + seconds
 
 
-def _side(value: int) -> int:
-    if value not in SIZES:
+def _side(value: int, info: ValidationInfo) -> int:
+    if info.data.get("source") in TOY_NAMES:
+        if value != 1:
+            raise ValueError(f"1, for {info.data['source']} are points; leave --size out")
+    elif value not in SIZES:
         near = sorted(sorted(SIZES, key=lambda side: abs(side - value))[:2])
         raise ValueError(f"a side the networks can make; nearest are {near[0]} and {near[1]}")
     return value
@@ -100,10 +123,20 @@ class DataConfig(Section):
     """The labels to train, all when null."""
     size: Side | None = None
     """Side of the square pictures; the data's own when null."""
-    channels: Literal[1, 3] | None = None
-    """1 grey, 3 colour; the data's own when null."""
+    channels: Literal[1, 2, 3] | None = None
+    """1 grey, 3 colour, 2 the coordinates of points; the data's own when null."""
     limit_per_class: int | None = Field(default=None, ge=SMALLEST_CLASS)
     """Train on at most this many pictures of a label; p(y) does not change."""
+
+    @field_validator("channels", mode="before")
+    @classmethod
+    def _check_channels(cls, value: Any, info: ValidationInfo) -> Any:
+        source = info.data.get("source")
+        if source in TOY_NAMES and isinstance(value, int) and value != 2:
+            raise ValueError(f"2, for {source} are points; leave --channels out")
+        if source not in TOY_NAMES and isinstance(value, int) and value not in (1, 3):
+            raise ValueError("one of 1, 3")
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
@@ -174,6 +207,8 @@ class Training(Section):
     """Discriminator updates before each generator update."""
     batches_per_round: int | None = Field(default=None, ge=1)
     """Length of a round; one pass over the cell's data when null."""
+    ema: float = Field(default=0.0, ge=0, lt=1)
+    """Decay of the running average of the generator's weights; 0 keeps none."""
 
 
 class Checkpoints(Section):
@@ -188,6 +223,15 @@ class Sheets(Section):
 
     every_rounds: int = Field(default=20, ge=1)
     pictures: int = Field(default=64, ge=1, le=1024)
+
+
+class Score(Section):
+    """How training judges a class's generator, to keep the best; the last one when none."""
+
+    metric: ScoreMetric = ScoreMetric.NONE
+    every_rounds: int = Field(default=5, ge=1)
+    samples: int = Field(default=512, ge=SMALLEST_CLASS, le=100_000)
+    """Pictures drawn for each score, at latents that never change over a run."""
 
 
 class RunConfig(Section):
@@ -208,11 +252,17 @@ class RunConfig(Section):
     training: Training = Training()
     checkpoints: Checkpoints = Checkpoints()
     sheets: Sheets = Sheets()
+    score: Score = Score()
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
         if self.rounds is None and self.budget_s is None:
             raise ValueError("rounds and budget_s are both null; set one, or the run has no end")
+        if self.data.source in TOY_NAMES and self.networks.kind != "mlp":
+            raise ValueError(
+                f"networks: found {self.networks.kind} for {self.data.source}, but points need "
+                "--networks mlp"
+            )
         return self
 
     def identity(self) -> str:
@@ -229,6 +279,7 @@ class RunConfig(Section):
                 "threads_per_cell": True,
                 "networks": True,
                 "training": True,
+                "score": True,
                 "data": {"size", "channels"},
             },
         )

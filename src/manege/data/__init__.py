@@ -5,22 +5,34 @@ them. Knows nothing of tensors, networks, runs or processes.
 """
 
 from manege.data.batches import batch_at, batches_in, round_order
+from manege.data.cache import cache_folder
 from manege.data.check import Report, check, sheet
-from manege.data.dataset import ClassCount, Dataset, open_dataset
+from manege.data.dataset import ClassCount, Dataset, open_dataset, survey
 from manege.data.named import KNOWN, list_datasets
+from manege.data.sets import PictureSet, has_labels, read_set, set_of
 from manege.data.split import Split
+from manege.data.toys import TOYS, Toy, toy_of
 
 __all__ = [
     "KNOWN",
+    "TOYS",
     "ClassCount",
     "Dataset",
+    "PictureSet",
     "Report",
     "Split",
+    "Toy",
     "batch_at",
     "batches_in",
+    "cache_folder",
     "check",
+    "has_labels",
     "list_datasets",
     "open_dataset",
+    "read_set",
     "round_order",
+    "set_of",
     "sheet",
+    "survey",
+    "toy_of",
 ]

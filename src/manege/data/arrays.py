@@ -1,4 +1,4 @@
-"""Datasets that are arrays in a few files: idx, .npz and scikit-learn's digits.
+"""Datasets that are arrays: in idx or .npz files, scikit-learn's digits, or computed.
 
 The labels are read at opening, the pictures only when a cache entry must be made, and then once
 for all classes.
@@ -17,6 +17,9 @@ import numpy.typing as npt
 from manege.data.decode import Form, Seen, array_to_form, pixel_digest
 from manege.data.split import Split
 from manege.errors import DataError, MachineError
+
+POINT = (1, 1, 2)
+"""The shape of a picture that is none: a point in the plane, its coordinates its channels."""
 
 _BLOCK = 1024
 
@@ -68,6 +71,10 @@ class ArraySource:
         """One header, for all pictures share it."""
         height, width, channels = self.shape
         return [Seen(width, height, _mode(channels), grey=channels == 1)]
+
+    def every_header(self) -> Iterator[Seen]:
+        """One header, for all pictures share it."""
+        yield from self.headers(self.labels)
 
     def ignored(self, labels: tuple[str, ...]) -> tuple[str, ...]:
         """Nothing: an array has no stray files."""
@@ -141,4 +148,4 @@ def _place(name: str) -> int:
 
 
 def _mode(channels: int) -> str:
-    return "L" if channels == 1 else "RGB"
+    return {1: "L", 2: "XY", 3: "RGB"}[channels]

@@ -1,8 +1,9 @@
-"""Decoded pictures on disk: one array and one description an entry, found by a key.
+"""Decoded pictures, and what is derived from them, on disk: an array and a description a key.
 
 An entry is written aside, synced and renamed, its description last, so a reader sees a whole
 entry or none, and two writers of one entry leave one of two equal results. Nothing here knows
-where pictures come from; nothing is ever read back but by mapping.
+where pictures come from; nothing is ever read back but by mapping. Every kind of entry has a
+folder of its own; entries are bytes, and whoever keeps floats views them as such.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from manege.errors import MachineError
 _FORMAT = 1
 _STALE_S = 24 * 3600
 _ASIDE = ".tmp-"
+_PICTURES = "pictures"
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,9 @@ def key(*parts: Any) -> str:
     return hashlib.blake2b(spelled.encode("ascii"), digest_size=20).hexdigest()
 
 
-def find(key: str) -> Entry | None:
+def find(key: str, kind: str = _PICTURES) -> Entry | None:
     """The complete entry of that key, None when there is none or it is damaged."""
-    array, description = _paths(key)
+    array, description = _paths(key, kind)
     try:
         told = json.loads(description.read_bytes())
         if array.stat().st_size != told["file_bytes"]:
@@ -87,17 +89,25 @@ def store(
     shape: tuple[int, ...],
     names: Sequence[str],
     blocks: Iterable[npt.NDArray[np.uint8]],
+    kind: str = _PICTURES,
 ) -> Entry:
     """Write the entry from consecutive blocks along the first axis; memory holds one block.
 
     What ``blocks`` raises passes through and leaves nothing behind.
+
+    Args:
+        key: what :func:`key` made.
+        shape: of the whole array; its first number is the rows that the blocks have together.
+        names: of the rows, for people who read the description.
+        blocks: bytes; floats are given viewed as bytes, and viewed back after opening.
+        kind: the folder that such entries share.
     """
-    array, description = _paths(key)
-    with _machine_faults(), contextlib.ExitStack() as stack:
+    array, description = _paths(key, kind)
+    with _machine_faults(kind), contextlib.ExitStack() as stack:
         array.parent.mkdir(parents=True, exist_ok=True)
         _sweep(array.parent)
         array_aside = stack.enter_context(_aside(array.parent))
-        digest, file_bytes = _write_array(array_aside, shape, blocks)
+        digest, file_bytes = _write_array(array_aside, shape, blocks, kind)
         told = {
             "shape": shape,
             "sha256": digest,
@@ -115,13 +125,13 @@ def store(
     return Entry(array, shape, digest)
 
 
-def _paths(key: str) -> tuple[Path, Path]:
-    stem = cache_folder() / "pictures" / key
+def _paths(key: str, kind: str) -> tuple[Path, Path]:
+    stem = cache_folder() / kind / key
     return stem.with_suffix(".npy"), stem.with_suffix(".json")
 
 
 def _write_array(
-    path: Path, shape: tuple[int, ...], blocks: Iterable[npt.NDArray[np.uint8]]
+    path: Path, shape: tuple[int, ...], blocks: Iterable[npt.NDArray[np.uint8]], kind: str
 ) -> tuple[str, int]:
     digest = hashlib.sha256()
     written = 0
@@ -134,7 +144,7 @@ def _write_array(
             file.write(content)
             written += block.shape[0]
         if written != shape[0]:
-            raise ValueError(f"{written} pictures were made where {shape[0]} were promised")
+            raise ValueError(f"{written} {kind} were made where {shape[0]} were promised")
         _sync(file)
         return digest.hexdigest(), file.tell()
 
@@ -163,11 +173,12 @@ def _sweep(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _machine_faults() -> Iterator[None]:
+def _machine_faults(kind: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        what = "decoded pictures" if kind == _PICTURES else kind
         raise MachineError(
-            f"{cache_folder()}: decoded pictures cannot be kept there "
+            f"{cache_folder()}: {what} cannot be kept there "
             f"({error.strerror or error}); free some space or set MANEGE_CACHE to another folder"
         ) from error

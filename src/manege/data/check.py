@@ -87,6 +87,13 @@ class Report:
     """Of the decoded pictures, ``limit_per_class`` applied."""
 
     @property
+    def form(self) -> str:
+        """What is trained on, in a few words."""
+        if self.channels == 2:
+            return "points in the plane"
+        return f"{self.size}x{self.size} {'grey' if self.channels == 1 else 'colour'}"
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """What should be put right before training, a sentence each."""
         splits = sum(duplicate.across_splits for duplicate in self.duplicates)
@@ -152,14 +159,18 @@ def check(config: DataConfig, progress: Callable[[int, int], None] | None = None
         modes=dict(modes.most_common()),
         broken=tuple(broken),
         ignored=dataset.source.ignored(dataset.labels),
-        duplicates=_duplicates(same),
+        # Points lie on a lattice of 256 x 256: that two are equal is chance, not a mistake.
+        duplicates=() if dataset.channels == 2 else _duplicates(same),
         small=_small(dataset, broken),
         memory_bytes=_memory_bytes(dataset, config.limit_per_class),
     )
 
 
 def sheet(dataset: Dataset, per_class: int = 8) -> npt.NDArray[np.uint8]:
-    """A sheet of training pictures, a row for each class."""
+    """A sheet of training pictures, a row for each class; of points, one drawing of all."""
+    if dataset.channels == 2:
+        points = [dataset.pictures(label, Split.TRAIN) for label in dataset.labels]
+        return grid(np.concatenate(points))
     rows = []
     for label in dataset.labels:
         shown = dataset.pictures(label, Split.TRAIN)[:per_class]

@@ -22,6 +22,7 @@ from manege.data.labels import choose, listed, nearest, printable
 from manege.data.named import KNOWN, open_named
 from manege.data.npz import open_npz
 from manege.data.split import HASH_RULE, Split, by_hash, divide, held_out_count
+from manege.data.toys import TOYS
 from manege.errors import DataError
 
 _DEFAULT_SIZE = 32
@@ -41,16 +42,24 @@ class ClassCount:
 
 
 class Dataset:
-    """Classes, split and form are settled; pictures are decoded when first asked for."""
+    """Classes, split and form are settled; pictures are decoded when first asked for.
 
-    def __init__(self, source: Source, config: DataConfig) -> None:
+    Args:
+        source: where the pictures are.
+        config: classes, limit, and a form that the networks can make.
+        form: any other form, over the configuration's.
+    """
+
+    def __init__(self, source: Source, config: DataConfig, form: Form | None = None) -> None:
         self.source = source
         self.labels = choose(source.labels, config.classes, source.name)
         self.name = source.name
         self._limit = config.limit_per_class
         self._names: dict[tuple[str, Split], tuple[str, ...]] = {}
         self.classes = tuple(self._count(label) for label in self.labels)
-        self.size, self.channels = self._resolve(config)
+        self.size, self.channels = (
+            self._resolve(config) if form is None else (form.size, form.channels)
+        )
         self.held_out_rule = (
             HASH_RULE if source.official is None else f"official {source.official} split"
         )
@@ -69,11 +78,30 @@ class Dataset:
 
     def pictures(self, label: str, split: Split) -> npt.NDArray[np.uint8]:
         """The decoded pictures, N x size x size x channels, mapped copy-on-write."""
-        return self._entry(label, split).open()
+        return self.entry(label, split).open()
 
     def digest(self, label: str, split: Split = Split.TRAIN) -> str:
         """SHA-256 of the bytes of :meth:`pictures`, known without reading them."""
-        return self._entry(label, split).sha256
+        return self.entry(label, split).sha256
+
+    def entry(self, label: str, split: Split) -> cache.Entry:
+        """Where :meth:`pictures` and :meth:`digest` come from, decoded now if they must be."""
+        key = self._key(label, split)
+        entry = cache.find(key)
+        if entry is not None:
+            return entry
+        # Keys before content: a file that changes meanwhile must not pass for the one it was.
+        keys = {label: key}
+        if self.source.together:
+            # One reading of the archive serves all classes, so none of them reads it again.
+            others = {other: self._key(other, split) for other in self.labels}
+            keys |= {other: key for other, key in others.items() if cache.find(key) is None}
+        wanted = {other: self.names(other, split) for other in keys}
+        made: dict[str, cache.Entry] = {}
+        for other, blocks in self.source.decode(wanted, split, Form(self.size, self.channels)):
+            shape = (len(wanted[other]), self.size, self.size, self.channels)
+            made[other] = cache.store(keys[other], shape, wanted[other], blocks)
+        return made[label]
 
     def split_record(self) -> dict[str, Any]:
         """What was held out, to be kept with a run; names only where no official split tells."""
@@ -114,24 +142,6 @@ class Dataset:
             channels = 1 if headers and all(header.grey for header in headers) else 3
         return size, channels
 
-    def _entry(self, label: str, split: Split) -> cache.Entry:
-        key = self._key(label, split)
-        entry = cache.find(key)
-        if entry is not None:
-            return entry
-        # Keys before content: a file that changes meanwhile must not pass for the one it was.
-        keys = {label: key}
-        if self.source.together:
-            # One reading of the archive serves all classes, so none of them reads it again.
-            others = {other: self._key(other, split) for other in self.labels}
-            keys |= {other: key for other, key in others.items() if cache.find(key) is None}
-        wanted = {other: self.names(other, split) for other in keys}
-        made: dict[str, cache.Entry] = {}
-        for other, blocks in self.source.decode(wanted, split, Form(self.size, self.channels)):
-            shape = (len(wanted[other]), self.size, self.size, self.channels)
-            made[other] = cache.store(keys[other], shape, wanted[other], blocks)
-        return made[label]
-
     def _key(self, label: str, split: Split) -> str:
         stamps = self.source.stamps(label, split, self.names(label, split))
         return cache.key(self.size, self.channels, RESIZE_RULE, label, split.value, stamps)
@@ -152,7 +162,8 @@ def open_dataset(config: DataConfig) -> Dataset:
 
 def survey(config: DataConfig) -> Dataset:
     """The dataset however small its classes are: for looking, not for training."""
-    return Dataset(_open_source(config), config)
+    form = Form(1, 2) if config.source in TOYS else None
+    return Dataset(_open_source(config), config, form)
 
 
 def _open_source(config: DataConfig) -> Source:

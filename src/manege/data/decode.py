@@ -57,7 +57,7 @@ class Seen:
     width: int
     height: int
     mode: str
-    """Pillow's: L grey, RGB colour, P palette, ..."""
+    """Pillow's: L grey, RGB colour, P palette, ...; XY for points."""
     grey: bool
     digest: bytes = b""
     """Of its pixels; empty when only the header was read."""

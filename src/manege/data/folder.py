@@ -81,6 +81,28 @@ class FolderSource:
                     continue
         return headers
 
+    def every_header(self) -> Iterator[Seen]:
+        """The header of every picture; a broken one ends it."""
+        for split in self.parts:
+            for label in self.labels:
+                for name in self.found(label, split):
+                    path = self._path(label, split, name)
+                    try:
+                        yield decode.read_header(path)
+                    except Broken as error:
+                        raise DataError(
+                            f"{printable(path)}: {printable(error)}; mend or remove it"
+                        ) from error
+
+    def left_out(self) -> tuple[str, ...]:
+        """Pictures below the root that are in no class folder of any part."""
+        classes = tuple(
+            f"{(folder / label).relative_to(self.root).as_posix()}/"
+            for folder in self.parts.values()
+            for label in self.labels
+        )
+        return tuple(name for name in _walk(self.root).pictures if not name.startswith(classes))
+
     def ignored(self, labels: tuple[str, ...]) -> tuple[str, ...]:
         """Files that are no pictures by their suffix, or lie outside any class."""
         stray = []
@@ -163,6 +185,29 @@ def open_folder(path: Path) -> FolderSource:
         check_label(label, f"{printable(root)}: a class folder")
     return FolderSource(
         name=root.resolve().name, labels=labels, root=root, parts=parts, official=official
+    )
+
+
+def open_flat(path: Path) -> FolderSource | None:
+    """The pictures that lie directly in that folder, as one class; None when some lie deeper."""
+    root = path.absolute()
+    listing = _walk(root)
+    if not listing.pictures:
+        found = f"{len(listing.ignored)} files, none a picture" if listing.ignored else "no file"
+        raise DataError(
+            f"{printable(path)}: {found}; expected PNG, JPEG, BMP or WebP pictures, or a "
+            "subfolder of them for each class"
+        )
+    if any("/" in name for name in listing.pictures):
+        return None
+    return FolderSource(
+        name=root.resolve().name,
+        labels=(root.name,),
+        root=root,
+        # The class folder is the folder itself.
+        parts={Split.TRAIN: root.parent},
+        official=None,
+        _listings={root.parent / root.name: listing},
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from manege.data import digits, idx
+from manege.data import digits, idx, toys
 from manege.data.arrays import ArraySource, Part, stamp
 from manege.data.published import FILES, FILES_OF, IDX_DATASETS, IdxDataset, download, locate
 from manege.data.split import Split
@@ -19,6 +19,7 @@ from manege.errors import DataError
 KNOWN: dict[str, str] = {
     digits.NAME: digits.ABOUT,
     **{dataset.name: dataset.about for dataset in IDX_DATASETS.values()},
+    **{toy.name: toy.about for toy in toys.TOYS.values()},
 }
 """The datasets known by name, one line each."""
 
@@ -34,6 +35,8 @@ def open_named(name: str, root: str | None) -> ArraySource:
     """The dataset of that name, fetched if it must be."""
     if name == digits.NAME:
         return digits.open_digits()
+    if name in toys.TOYS:
+        return toys.open_toy(name)
     dataset = IDX_DATASETS[name]
     return open_idx(dataset, locate(dataset, root) or download(dataset))
 
@@ -59,6 +62,15 @@ def list_datasets(root: str | None) -> list[dict[str, Any]]:
                 "where": str(places[FILES[0]].parent) if places else absent,
             }
         )
+    rows += [
+        {
+            "name": toy.name,
+            "description": toy.about,
+            "pictures": len(toy.centres) * sum(toy.each.values()),
+            "where": "computed",
+        }
+        for toy in toys.TOYS.values()
+    ]
     rows += [
         {"name": name, "description": about, "pictures": None, "where": "given as a path"}
         for name, about in ACCEPTED.items()

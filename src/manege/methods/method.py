@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from manege.cell import CellState
+from manege.cell import CellState, Judgement
 
 Timer = Callable[[str], AbstractContextManager[None]]
 """`with timer("train"):` measures a phase."""
@@ -31,6 +31,8 @@ class Step:
     """Real pictures a step sees; the same in every step of a round."""
     losses: Mapping[str, float] | None = None
     """Means over the round, with its last step."""
+    judgement: Judgement | None = None
+    """With the last step of a round that was scored."""
 
 
 class Method(Protocol):
@@ -57,6 +59,14 @@ class Method(Protocol):
 
         Every yield is a legal place to commit, to stop, or to leave the round for good.
         """
+        ...
+
+    def judge(self, cell: str, state: CellState) -> Judgement | None:
+        """The scores of the cell's generator as it stands; None when training keeps no score."""
+        ...
+
+    def judges_now(self, state: CellState) -> bool:
+        """Whether `advance` has judged this very state, at the end of a round."""
         ...
 
     def sheet(self, cell: str, state: CellState) -> np.ndarray:

@@ -12,23 +12,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manege.cell import CellState, Noise, draw_noise, new_state, train_step
+from manege.cell import (
+    CellState,
+    Judgement,
+    Noise,
+    Scorer,
+    draw_noise,
+    generator_with,
+    new_state,
+    train_step,
+)
 from manege.config import RunConfig, stream
 from manege.data import Dataset, Split, batch_at, batches_in, round_order
 from manege.methods.method import Step, Timer
 from manege.models import PictureShape, generate, to_floats
+
+_CHUNK = 64
+"""Pictures drawn at once for a score."""
 
 
 class PerClass:
     """One generator/discriminator pair for each label."""
 
     def __init__(
-        self, config: RunConfig, dataset: Dataset, device: torch.device, timer: Timer
+        self,
+        config: RunConfig,
+        dataset: Dataset,
+        device: torch.device,
+        timer: Timer,
+        scorer: Scorer | None = None,
     ) -> None:
         self._config = config
         self._dataset = dataset
         self._device = device
         self._timer = timer
+        self._scorer = scorer
+        self._shape = PictureShape(dataset.size, dataset.channels)
         self._opened: dict[str, Tensor] = {}
 
     def cells(self) -> tuple[str, ...]:
@@ -38,8 +57,7 @@ class PerClass:
 
     def init(self, cell: str) -> CellState:
         """The untrained cell."""
-        shape = PictureShape(self._dataset.size, self._dataset.channels)
-        return new_state(self._config, cell, shape, self._device)
+        return new_state(self._config, cell, self._shape, self._device)
 
     def data_digest(self, cell: str) -> str:
         """Digest of the pictures a cell trains on."""
@@ -65,6 +83,7 @@ class PerClass:
             reals, noise = self._inputs(cell, state, pictures, order)
             with self._timer("train"):
                 state.loss_sums += train_step(state.pair, reals, noise, self._config.training)
+                state.average(self._config.training.ema)
             state.step += 1
             images = sum(len(batch) for batch in reals)
             if state.step < steps:
@@ -74,14 +93,41 @@ class PerClass:
             discriminator, generator = (state.loss_sums / steps).tolist()
             state.round_, state.step = round_, 0
             state.loss_sums.zero_()
+            judgement = self.judge(cell, state) if self.judges_now(state) else None
+            if judgement is not None:
+                state.keep_if_better(judgement)
             yield Step(
                 round_,
                 steps,
                 steps,
                 images,
                 losses={"discriminator": discriminator, "generator": generator},
+                judgement=judgement,
             )
             return
+
+    def judges_now(self, state: CellState) -> bool:
+        """Whether `advance` has judged this very state, at the end of a round."""
+        ended = state.round_ > 0 and state.step == 0
+        return ended and state.round_ % self._config.score.every_rounds == 0
+
+    def judge(self, cell: str, state: CellState) -> Judgement | None:
+        """The scores of the cell's generator as it stands; None when training keeps no score."""
+        if self._scorer is None:
+            return None
+        scores = {}
+        with self._timer("score"):
+            # The same latents each time: what changes the score is the generator alone.
+            rng = stream(self._config.seed, cell=cell, purpose="score")
+            width = (self._config.score.samples, state.pair.generator.network.latent)
+            z_NZ = rng.standard_normal(width, dtype=np.float32)
+            for which, body in state.bodies().items():
+                generator = generator_with(self._config.networks, self._shape, body)
+                drawn = [
+                    generate(generator, z_NZ[k : k + _CHUNK]) for k in range(0, len(z_NZ), _CHUNK)
+                ]
+                scores[which] = self._scorer.score(cell, np.concatenate(drawn))
+        return Judgement(state.round_, scores)
 
     def sheet(self, cell: str, state: CellState) -> np.ndarray:
         """Pictures of the cell at latents that never change over a run."""

@@ -4,7 +4,7 @@ Owns the mathematics of the networks. Draws no random number, knows no cell, fil
 """
 
 from manege.models.constraints import clip_, clippable
-from manege.models.layout import ALIGN, fill, layout_of, named_tensors
+from manege.models.layout import ALIGN, fill, layout_of, named_tensors, tensors_in
 from manege.models.losses import discriminator_loss, generator_loss
 from manege.models.networks import (
     Discriminator,
@@ -34,6 +34,7 @@ __all__ = [
     "initialise",
     "layout_of",
     "named_tensors",
+    "tensors_in",
     "to_bytes",
     "to_floats",
 ]

@@ -60,6 +60,12 @@ def named_tensors(network: nn.Module, record: np.ndarray) -> dict[str, np.ndarra
     }
 
 
+def tensors_in(network: nn.Module, record: Tensor) -> dict[str, Tensor]:
+    """The same as views of a tensor."""
+    layout = layout_of(network)
+    return {slot.name: slot.of(record) for slot in (*layout.parameters, *layout.buffers)}
+
+
 def fill(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Give a network built without storage these tensors; ValueError when they do not fit it."""
     layout = layout_of(network)

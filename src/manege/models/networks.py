@@ -26,7 +26,7 @@ Spec = DcganNetworks | MlpNetworks
 
 @dataclass(frozen=True)
 class PictureShape:
-    """Square pictures of 1 or 3 channels."""
+    """Square pictures of 1 or 3 channels; 1 x 1 with 2 channels are points in the plane."""
 
     size: int
     channels: int

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.numpy
 
 from manege.config import RunConfig, resolve
@@ -45,8 +46,11 @@ def of_run(rundir: RunDir) -> Model:
         if found is None:
             missing[label] = "not trained yet"
             continue
+        best = best_of(found)
         trained = {
-            "rounds": found.round_,
+            "rounds": found.round_ if best is None else best["round"],
+            "weights": _last_weights(found) if best is None else best["weights"],
+            "score": None if best is None else {"metric": config.score.metric.value, **best},
             "seed": config.seed,
             "preset": config.preset,
             "loss": config.training.loss.value,
@@ -81,7 +85,26 @@ def _read_again(rundir: RunDir, label: str, config: RunConfig) -> bytes:
 def _generator_file(config: RunConfig, found: Checkpoint) -> bytes:
     """The generator of a commit as a safetensors file."""
     network = build_generator(config.networks, _shape(config))
-    return safetensors.numpy.save(named_tensors(network, found.tensors["generator"]))
+    return safetensors.numpy.save(named_tensors(network, _body(found)))
+
+
+def best_of(found: Checkpoint) -> dict[str, Any] | None:
+    """The best score there was up to a commit: round, weights, value, low, high; None without."""
+    told = [one for one in (found.meta["best"], found.meta["final"]) if one is not None]
+    return min(told, key=lambda one: one["value"]) if told else None
+
+
+def _body(found: Checkpoint) -> np.ndarray:
+    """The weights to draw with: those that scored best, else the average, else the last."""
+    best = best_of(found)
+    if best is not None and best == found.meta["best"]:
+        return found.tensors["best"]
+    which = _last_weights(found) if best is None else best["weights"]
+    return found.tensors["ema" if which == "ema" else "generator"]
+
+
+def _last_weights(found: Checkpoint) -> str:
+    return "ema" if "ema" in found.tensors else "raw"
 
 
 def _shape(config: RunConfig) -> PictureShape:

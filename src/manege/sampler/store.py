@@ -60,7 +60,7 @@ def load(folder: Path) -> Model:
         if not components:
             raise CheckpointError(f"{path}: no components; expected at least one")
         size, channels = tree["picture"]["size"], tree["picture"]["channels"]
-        if size not in SIZES or channels not in (1, 3):
+        if not _is_shape(size, channels):
             raise ValueError(f"pictures of {size!r}x{size!r}x{channels!r}")
         if len({component.label for component in components}) < len(components):
             raise ValueError("a label stands twice")
@@ -73,6 +73,13 @@ def load(folder: Path) -> Model:
         raise CheckpointError(f"{path}: {what['loc']}: {what['msg']}; damaged?") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged, or not a manege model ({error!r})") from None
+
+
+def _is_shape(size: Any, channels: Any) -> bool:
+    """Whether networks can make such pictures, or points."""
+    # Not isinstance: JSON's true is an int in Python; nor equality alone: so is 8.0.
+    whole = type(size) is int and type(channels) is int
+    return whole and ((size in SIZES and channels in (1, 3)) or (size, channels) == (1, 2))
 
 
 def _load_component(folder: Path, entry: dict[str, Any]) -> Component:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from manege.config import PRESETS, SIZES, Loss, amended, parse_duration, resolve, to_yaml
+from manege.config.schema import TOY_NAMES
 from manege.errors import ConfigError
 
 DIGITS = {"data.source": "digits"}
@@ -94,6 +95,48 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
 def test_one_problem_is_one_line(sets, expected):
     (problem,) = _problems(flags=DIGITS, sets=[sets])
     assert expected in problem
+
+
+RING8 = {"data.source": "ring8", "networks.kind": "mlp"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        (["data.size=8"], "data.size: found 8, expected 1, for ring8 are points; leave --size out"),
+        (["data.size=30"], "data.size: found 30, expected 1, for ring8 are points"),
+        (["data.channels=1"], "data.channels: found 1, expected 2, for ring8 are points; leave"),
+        (["data.channels=3"], "data.channels: found 3, expected 2, for ring8 are points"),
+        (["data.channels=x"], "data.channels: found 'x', expected one of 1, 2, 3"),
+        (
+            ["networks.kind=dcgan"],
+            "networks: found dcgan for ring8, but points need --networks mlp",
+        ),
+    ],
+)
+def test_points_have_one_form_and_one_kind_of_networks(sets, expected):
+    (problem,) = _problems(flags=RING8, sets=sets)
+    assert expected in problem
+
+
+@pytest.mark.parametrize("source", ["digits", "./ring8", "Ring8"])
+def test_pictures_have_no_form_of_points(source):
+    problems = _problems(flags={"data.source": source, "data.size": 1, "data.channels": 2})
+    assert problems == [
+        "data.size: found 1, expected a side the networks can make; nearest are 8 and 12",
+        "data.channels: found 2, expected one of 1, 3",
+    ]
+
+
+@pytest.mark.parametrize("name", TOY_NAMES)
+def test_the_settled_form_of_points_is_accepted_and_read_back(tmp_path, name):
+    config = resolve(flags=RING8 | {"data.source": name})
+    assert (config.data.size, config.data.channels) == (None, None)
+    settled = amended(config, {"data.size": 1, "data.channels": 2})
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(settled))
+    assert resolve(file=file) == settled
+    assert (settled.data.size, settled.data.channels) == (1, 2)
 
 
 @pytest.mark.parametrize(

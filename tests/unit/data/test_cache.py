@@ -47,6 +47,18 @@ def test_an_entry_reads_back_what_was_stored() -> None:
     assert entry.sha256 == hashlib.sha256(array.tobytes()).hexdigest()
 
 
+def test_a_kind_of_entry_has_a_folder_of_its_own_and_may_hold_floats(cache: Path) -> None:
+    rows = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    blocks = [rows[:2].view(np.uint8), rows[2:].view(np.uint8)]
+    entry = store.store(store.key("x"), (5, 12), (), blocks, kind="features")
+    assert entry.path.parent == cache / "features"
+    assert entry.sha256 == hashlib.sha256(rows.tobytes()).hexdigest()
+    found = store.find(store.key("x"), kind="features")
+    assert found == entry
+    np.testing.assert_array_equal(found.open().view(np.float32), rows)
+    assert store.find(store.key("x")) is None
+
+
 def test_writing_to_the_pictures_changes_no_entry() -> None:
     array = noise(0, 5, 4, 4, 1)
     entry = store.store(store.key("x"), array.shape, list("abcde"), [array])
@@ -220,6 +232,17 @@ def test_an_unwritable_cache_is_a_fault_of_the_machine(
     monkeypatch.setenv("MANEGE_CACHE", str(tmp_path / "file" / "deeper"))
     with pytest.raises(MachineError, match=r"deeper: .* \(Not a directory\); free some space"):
         opened(image_folder).pictures("cat", Split.TRAIN)
+
+
+def test_faults_and_short_entries_name_the_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="1 features were made where 2 were promised"):
+        store.store("x", (2, 4), (), [noise(0, 1, 4)], kind="features")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MANEGE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(MachineError, match="file: features cannot be kept there"):
+        store.store("x", (2, 4), (), [noise(0, 2, 4)], kind="features")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")

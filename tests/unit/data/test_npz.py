@@ -104,6 +104,7 @@ GOOD = {"images": noise(0, 20, 8, 8), "labels": LABELS}
         ({"images": noise(0, 20, 8)}, r"images has shape \(20, 8\), expected \(N, H, W\)"),
         ({"images": noise(0, 20, 8, 8, 4)}, r"images has shape \(20, 8, 8, 4\), expected"),
         ({"images": noise(0, 20, 8, 0)}, "images has shape"),
+        ({"images": noise(0, 20, 1, 1, 2)}, r"images are points, \(N, 1, 1, 2\), expected"),
         ({"images": np.array([None] * 20)}, "images has dtype object"),
         ({"labels": np.array([None] * 20)}, "array 'labels' cannot be read .*Object arrays"),
         (

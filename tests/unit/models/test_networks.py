@@ -11,7 +11,9 @@ from manege.models import (
     PictureShape,
     build_discriminator,
     build_generator,
+    generate,
     initialise,
+    to_floats,
 )
 
 CPU = torch.device("cpu")
@@ -75,6 +77,24 @@ def test_every_accepted_size_goes_round(spec, size):
     assert pictures.shape == (2, 1, size, size)
     assert pictures.abs().max() <= 1
     assert discriminator.network(pictures).shape == (2,)
+
+
+def test_perceptrons_make_and_judge_points():
+    shape = PictureShape(1, 2)
+    generator = Individual(build_generator(MlpNetworks(), shape), CPU)
+    discriminator = Individual(build_discriminator(MlpNetworks(), shape), CPU)
+    rng = stream(0, cell="x", purpose="init")
+    initialise(generator.network, rng)
+    initialise(discriminator.network, rng)
+    z_BZ = rng.standard_normal((5, 64), dtype="float32")
+    points = generator.network(torch.from_numpy(z_BZ))
+    assert points.shape == (5, 2, 1, 1)
+    assert discriminator.network(points).shape == (5,)
+    drawn = generate(generator.network, z_BZ)
+    assert drawn.shape == (5, 1, 1, 2)
+    torch.testing.assert_close(
+        to_floats(torch.from_numpy(drawn)), points.detach(), atol=1 / 255 + 1e-6, rtol=0
+    )
 
 
 def test_batchnorm_eps_is_the_papers_and_the_first_is_torchs():

@@ -1,0 +1,84 @@
+"""What a cell's generator is worth: the scorer's protocol, and the best that was seen.
+
+Smaller is better. The best generator belongs to the cell's state, so that a commit holds it and a
+resumed run ends with the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isnan
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Weights(StrEnum):
+    """Which of a generator's two sets of weights."""
+
+    RAW = "raw"
+    EMA = "ema"
+    """The running average of the raw ones."""
+
+
+class Estimated(Protocol):
+    """A number with its 95 % interval."""
+
+    @property
+    def value(self) -> float:
+        """The number."""
+        ...
+
+    @property
+    def low(self) -> float:
+        """The interval's lower end."""
+        ...
+
+    @property
+    def high(self) -> float:
+        """Its upper end."""
+        ...
+
+
+class Scorer(Protocol):
+    """Judges pictures; the same pictures get the same score."""
+
+    def score(self, cell: str, pictures_NSSC: np.ndarray) -> Estimated:
+        """How far pictures drawn for a cell are from what it ought to draw; smaller is better."""
+        ...
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The scores of a cell's generator at one moment, for each set of weights it has."""
+
+    round_: int
+    scores: Mapping[Weights, Estimated]
+
+    @property
+    def chosen(self) -> Weights:
+        """The weights that score better; the raw ones when both do the same."""
+        return min(self.scores, key=lambda which: (isnan(value := self.scores[which].value), value))
+
+    def best(self) -> dict[str, Any]:
+        """The better score, in words that JSON knows."""
+        score = self.scores[self.chosen]
+        return {
+            "round": self.round_,
+            "weights": self.chosen.value,
+            "value": score.value,
+            "low": score.low,
+            "high": score.high,
+        }
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best generator so far."""
+
+    body: np.ndarray
+    """Its weights and buffers."""
+    told: dict[str, Any]
+    """Round, weights, value, low and high."""

@@ -1,0 +1,229 @@
+"""`manege evaluate` and `manege compare`: scores with their intervals, as tables or JSON."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manege.cli.output import emit_json, say
+
+if TYPE_CHECKING:
+    from manege.comparison import Comparison
+    from manege.evaluation import Evaluation
+    from manege.metrics import Score
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        help="Some of kid, fd, prdc, labels, nearest, modes, separated by commas; "
+        "else all that can be had."
+    ),
+]
+Count = Annotated[
+    int | None,
+    typer.Option(help="Pictures to compare; else as many as the reference, 1,000 to 10,000."),
+]
+Classes = Annotated[str | None, typer.Option(help="Only these labels, separated by commas.")]
+Features = Annotated[
+    str,
+    typer.Option(
+        help="Where to compare: auto, classifier (trained once on DATA), random, "
+        "mnist-logits[=FILE] (Lipizzaner's), or a run's scorer/ folder."
+    ),
+]
+Reference = Annotated[
+    str, typer.Option(help="The split of DATA to compare with: held-out or train.")
+]
+Seed = Annotated[int, typer.Option(help="Same seed, same numbers.")]
+FewSamples = Annotated[
+    bool,
+    typer.Option(
+        "--allow-few-samples", help="Fréchet distance on too few pictures too; it is marked."
+    ),
+]
+DataRoot = Annotated[str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")]
+
+
+def evaluate(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|MODEL|FOLDER|NPZ", help="Whose pictures to judge; made by whomever."
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(help="What to compare with: name, folder or .npz; else the run's own data."),
+    ] = None,
+    metrics: Metrics = None,
+    samples: Count = None,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Kernel distance of each class too.")
+    ] = False,
+    features: Features = "auto",
+    classes: Classes = None,
+    reference: Reference = "held-out",
+    size: Annotated[
+        int | None, typer.Option(help="Bring both to this side; else they must agree.")
+    ] = None,
+    channels: Annotated[int | None, typer.Option(help="1 grey, 3 colour; for both.")] = None,
+    seed: Seed = 0,
+    allow_few_samples: FewSamples = False,
+    data_root: DataRoot = None,
+    json_: Json = False,
+) -> None:
+    """Score pictures against real ones, each number with its 95 % interval.
+
+    Beside each score stands what real pictures of the other split get in its place: no generator
+    can be told from reality below that. Numbers are comparable only in the same feature space,
+    which is part of their name. A run keeps its evaluations in evaluations/.
+    """
+    from manege.cli.samples import parse_labels
+    from manege.evaluation import Options, as_json
+    from manege.evaluation import evaluate as run_evaluation
+    from manege.progress import counter
+
+    chosen = parse_labels(classes)
+    options = Options(
+        metrics=_groups(metrics),
+        samples=samples,
+        per_class=per_class,
+        features=features,
+        classes=tuple(chosen) if chosen is not None else None,
+        size=size,
+        channels=channels,
+        reference=reference,
+        seed=seed,
+        allow_few_samples=allow_few_samples,
+        data_root=data_root,
+    )
+    evaluation = run_evaluation(subject, data, options, say=_tell, counting=counter)
+    if json_:
+        emit_json(as_json(evaluation))
+        return
+    _print(evaluation)
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN ...", help="Two runs or more.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The picture of what they draw at the same seed.")
+    ] = Path("comparison.png"),
+    data: Annotated[
+        str | None, typer.Option(help="What to compare all with; else each run's own data.")
+    ] = None,
+    metrics: Metrics = None,
+    samples: Count = None,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Kernel distance of each class too.")
+    ] = False,
+    features: Features = "auto",
+    classes: Classes = None,
+    reference: Reference = "held-out",
+    seed: Seed = 0,
+    allow_few_samples: FewSamples = False,
+    data_root: DataRoot = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the picture.")] = False,
+    json_: Json = False,
+) -> None:
+    """Put runs side by side: configuration differences, scores with intervals, samples.
+
+    Each run is evaluated as by `manege evaluate`, or its kept evaluation is used.
+    """
+    from manege.cli.samples import check_free, parse_labels
+    from manege.errors import ConfigError
+
+    if out.suffix.lower() != ".png":
+        raise ConfigError(f"-o {out}: expected a name that ends in .png")
+    check_free(out, force=force)
+    from manege.comparison import compare as run_comparison
+    from manege.evaluation import Options
+    from manege.pictures import save_png
+    from manege.progress import counter
+
+    chosen = parse_labels(classes)
+    options = Options(
+        metrics=_groups(metrics),
+        samples=samples,
+        per_class=per_class,
+        features=features,
+        classes=tuple(chosen) if chosen is not None else None,
+        reference=reference,
+        seed=seed,
+        allow_few_samples=allow_few_samples,
+        data_root=data_root,
+    )
+    comparison = run_comparison(runs, data, options, say=_tell, counting=counter)
+    save_png(out, comparison.sheet, {"runs": ", ".join(comparison.runs), "seed": str(seed)})
+    if json_:
+        emit_json({**comparison.as_dict(), "sheet": str(out)})
+        return
+    _print_comparison(comparison)
+    say(f"sheet: {out}")
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    rows: list[tuple[str, ...]] = [("", *comparison.runs)]
+    rows += [(key, *(_brief(v) for v in row)) for key, row in comparison.differences.items()]
+    if not comparison.differences:
+        say("the configurations are the same")
+    rows += [
+        (name, *("-" if score is None else _with_interval(score) for score in row))
+        for name, row in comparison.rows().items()
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _brief(value: Any) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _with_interval(score: Score) -> str:
+    marks = "".join(f" ({mark})" for mark in score.marks)
+    return f"{score.value:.4g} [{score.low:.4g}, {score.high:.4g}]{marks}"
+
+
+def _groups(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(part.strip() for part in text.split(","))
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _print(evaluation: Evaluation) -> None:
+    protocol = evaluation.protocol
+    subject, reference, space = (protocol[key] for key in ("subject", "reference", "space"))
+    split = "" if reference["split"] == "all" else f", {reference['split']}"
+    say(
+        f"{subject['name']} ({subject['pictures']:,} pictures, seed {protocol['seed']}) against "
+        f"{reference['name']}{split} ({reference['pictures']:,} pictures)"
+    )
+    accuracy = space["accuracy"]
+    right = f", right on {accuracy['value']:.1%} of held-out pictures" if accuracy else ""
+    say(f"features: {space['name']}, {space['dimensions']} dimensions{right}")
+    rows = [("", "value", "95 % interval", "real pictures", "")]
+    rows += [_row(score) for score in evaluation.scores]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    for name, *cells in rows:
+        padded = [cell.rjust(width) for cell, width in zip(cells[:-1], widths[1:], strict=False)]
+        say(f"  {name:{widths[0]}}  {'  '.join(padded)}  {cells[-1]}".rstrip())
+    for name, reason in evaluation.left_out.items():
+        say(f"left out: {name}: {reason}")
+    if evaluation.file is not None:
+        say(f"kept in {shlex.quote(str(evaluation.file))}")
+
+
+def _row(score: Score) -> tuple[str, str, str, str, str]:
+    name = score.full_name + (f" [{score.label}]" if score.label is not None else "")
+    floor = f"{score.floor.value:.4g}" if score.floor is not None else ""
+    interval = f"{score.low:.4g} to {score.high:.4g}"
+    return name, f"{score.value:.4g}", interval, floor, " ".join(f"({m})" for m in score.marks)

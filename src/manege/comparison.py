@@ -1,0 +1,114 @@
+"""`manege compare`: what runs differ in, what they score, and what they draw at the same seed.
+
+Every run is evaluated by the same options, or its kept evaluation is used; a score stands in one
+row with another's only when space and reference are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manege import pictures
+from manege.errors import ConfigError
+from manege.evaluation import Evaluation, Options, evaluate
+from manege.metrics import Counting, Score
+from manege.rundir import RunDir
+from manege.sampler import open_model, run_config
+
+COLUMNS = 8
+MOST_LABELS = 20
+"""Rows of a run's sheet; of more labels the first are shown."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several runs side by side."""
+
+    runs: tuple[str, ...]
+    differences: dict[str, tuple[Any, ...]]
+    """Keys of the configuration that are not the same everywhere, with each run's value."""
+    evaluations: tuple[Evaluation, ...]
+    sheet: pictures.Picture
+    """A block for each run, a row for each label, all at the same seed."""
+
+    def rows(self) -> dict[str, tuple[Score | None, ...]]:
+        """For each score that any run has, every run's."""
+        shared = len({one.protocol["reference"]["digest"] for one in self.evaluations}) == 1
+        found = [
+            {_row_name(score, one, shared=shared): score for score in one.scores}
+            for one in self.evaluations
+        ]
+        names = dict.fromkeys(name for scores in found for name in scores)
+        return {name: tuple(scores.get(name) for scores in found) for name in names}
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "runs": list(self.runs),
+            "differences": {key: list(values) for key, values in self.differences.items()},
+            "scores": {
+                name: [score.as_dict() if score else None for score in row]
+                for name, row in self.rows().items()
+            },
+            "left_out": [one.left_out for one in self.evaluations],
+            "evaluations": [str(one.file) if one.file else None for one in self.evaluations],
+        }
+
+
+def compare(
+    runs: Sequence[Path],
+    data: str | None = None,
+    options: Options | None = None,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    counting: Counting = lambda verb: None,
+) -> Comparison:
+    """The runs side by side; each keeps its evaluation and its sheet at the seed."""
+    if len({run.resolve() for run in runs}) < 2:
+        raise ConfigError("compare: expected at least two different runs; for one, use evaluate")
+    options = options or Options()
+    opened = [RunDir.open(run) for run in runs]
+    trees = [_flat(run_config(rundir).model_dump(mode="json")) for rundir in opened]
+    evaluations = tuple(evaluate(run, data, options, say=say, counting=counting) for run in runs)
+    names = tuple(str(run) for run in runs)
+    sheets = [_sheet(rundir, options.seed) for rundir in opened]
+    return Comparison(names, _differences(trees), evaluations, pictures.side_by_side(names, sheets))
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _differences(trees: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    rows = {key: tuple(tree.get(key) for tree in trees) for key in keys}
+    return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
+
+
+def _row_name(score: Score, evaluation: Evaluation, *, shared: bool) -> str:
+    label = f" [{score.label}]" if score.label is not None else ""
+    reference = evaluation.protocol["reference"]
+    against = "" if shared else f" vs {reference['name']}-{reference['digest'][:8]}"
+    return f"{score.full_name}{label}{against}"
+
+
+def _sheet(rundir: RunDir, seed: int) -> pictures.Picture:
+    """Some pictures of each label, enlarged to be seen; also kept in the run."""
+    model = open_model(rundir.path)
+    if len(model.labels) > MOST_LABELS:
+        model = model.without(model.labels[MOST_LABELS:])
+    drawn = model.sample(COLUMNS * len(model.labels), balanced=True, seed=seed)
+    sheet = pictures.grid(drawn.pictures, columns=COLUMNS)
+    scale = pictures.viewing_scale(model.shape.size)
+    recipe = {"model": model.digest, "seed": str(seed), "rows": ", ".join(model.labels)}
+    rundir.write_bytes(f"samples/seed-{seed}.png", pictures.png_bytes(sheet, recipe, scale))
+    return pictures.enlarge(sheet, scale)

@@ -1,0 +1,42 @@
+"""Scores: feature spaces, distances between sets of pictures, and the scorer training uses.
+
+Owns every number that says how good pictures are, each with its interval. Knows no run, model or
+process.
+"""
+
+from manege.metrics.classifier import Telling, classifier_for, space_for, training_digest
+from manege.metrics.estimate import Estimate
+from manege.metrics.scorer import ClassScorer
+from manege.metrics.spaces import (
+    MNIST_LOGITS,
+    Space,
+    load_space,
+    mnist_logits_space,
+    points_space,
+    random_space,
+    save_space,
+)
+from manege.metrics.suite import GROUPS, Contest, Counting, Results, Score, check_groups, measure
+
+__all__ = [
+    "GROUPS",
+    "MNIST_LOGITS",
+    "ClassScorer",
+    "Contest",
+    "Counting",
+    "Estimate",
+    "Results",
+    "Score",
+    "Space",
+    "Telling",
+    "check_groups",
+    "classifier_for",
+    "load_space",
+    "measure",
+    "mnist_logits_space",
+    "points_space",
+    "random_space",
+    "save_space",
+    "space_for",
+    "training_digest",
+]

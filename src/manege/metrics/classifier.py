@@ -1,0 +1,206 @@
+"""The feature network of labelled data: a small classifier, trained once and kept in the cache.
+
+One thread and streams of its own, so that the same pictures give the same network; found again by
+the digests of the pictures it was trained on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from manege import device
+from manege.config import stream
+from manege.data import Dataset, PictureSet, Split, cache, cache_folder, set_of
+from manege.errors import CheckpointError, ConfigError
+from manege.metrics.distributions import agreement
+from manege.metrics.networks import FeatureNetwork
+from manege.metrics.spaces import (
+    CLASSIFIER,
+    Progress,
+    Space,
+    digest_of,
+    load_space,
+    points_space,
+    random_space,
+    save_space,
+)
+from manege.models import initialise, to_floats
+
+RECIPE = 1
+"""Part of the cache's key: change it whenever the arithmetic below changes."""
+
+_BATCH = 64
+_RATE = 0.1
+_WARM_UP = 0.2
+_DECAY = 5e-4
+_SHIFT = 1
+"""Pixels a batch is moved about, so that few pictures go further."""
+_MOST_SEEN = 120_000
+_LEAST_SEEN = 20_000
+_PASSES = 30
+_MOST_HELD_OUT = 10_000
+
+
+@dataclass(frozen=True)
+class Telling:
+    """Whom to tell what is going on."""
+
+    say: Callable[[str], None] = lambda text: None
+    progress: Progress | None = None
+
+
+def space_for(dataset: Dataset, telling: Telling | None = None) -> Space:
+    """The space a dataset's pictures are scored in: its own classifier's, where it has labels."""
+    if dataset.channels == 2:
+        return points_space()
+    if len(dataset.labels) < 2:
+        return random_space(dataset.size, dataset.channels)
+    return classifier_for(dataset, telling)
+
+
+def classifier_for(dataset: Dataset, telling: Telling | None = None) -> Space:
+    """The classifier of a dataset, from the cache or trained now."""
+    telling = telling or Telling()
+    if len(dataset.labels) < 2:
+        raise ConfigError(
+            f"--features classifier: {dataset.name} has one class, and a classifier needs two; "
+            "use --features random"
+        )
+    trained_on = training_digest(dataset)
+    folder = cache_folder() / "scorers" / trained_on
+    space = _cached(folder)
+    if space is None:
+        seen = examples(sum(count.train for count in dataset.classes))
+        telling.say(
+            f"training a feature network on {dataset.name} ({seen:,} pictures seen), once; it is "
+            "kept in the cache"
+        )
+        space = _trained(dataset, trained_on, telling)
+        save_space(space, folder)
+    if (warning := poor(space, dataset)) is not None:
+        telling.say(f"warning: {warning}")
+    return space
+
+
+def training_digest(dataset: Dataset) -> str:
+    """What names a dataset's classifier: labels and pictures, and how it is trained."""
+    digests = [(label, dataset.digest(label, Split.TRAIN)) for label in dataset.labels]
+    return cache.key("feature network", RECIPE, dataset.size, dataset.channels, digests)
+
+
+def poor(space: Space, dataset: Dataset) -> str | None:
+    """A warning when the classifier is too weak for its features to mean much, else None."""
+    if space.accuracy is None:
+        return (
+            f"{dataset.name} has no held-out pictures to test the feature network on: how good "
+            "its scores are is unknown"
+        )
+    held_out = [count.held_out for count in dataset.classes]
+    chance = max(held_out) / max(1, sum(held_out))
+    if space.accuracy.value >= chance + (1 - chance) / 2:
+        return None
+    return (
+        f"the feature network is right on {space.accuracy.value:.0%} of the held-out pictures "
+        f"(always the commonest class: {chance:.0%}); scores in its space tell little, compare "
+        "with --features random"
+    )
+
+
+def examples(num_pictures: int) -> int:
+    """How many pictures training sees, repetitions counted."""
+    return min(_MOST_SEEN, max(_LEAST_SEEN, _PASSES * num_pictures))
+
+
+def _cached(folder: Path) -> Space | None:
+    if not folder.is_dir():
+        return None
+    try:
+        return load_space(folder)
+    except CheckpointError:
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
+def _trained(dataset: Dataset, trained_on: str, telling: Telling) -> Space:
+    network = train(set_of(dataset, Split.TRAIN), dataset.labels, telling.progress)
+    bare = Space(
+        CLASSIFIER,
+        dataset.size,
+        dataset.channels,
+        network,
+        digest_of(network),
+        dataset.labels,
+        trained_on,
+    )
+    held_out = set_of(dataset, Split.HELD_OUT, limit=_MOST_HELD_OUT)
+    if not len(held_out):
+        return bare
+    found = bare.labels_of(bare.features(held_out.pictures))
+    accuracy = agreement(numbers(held_out, dataset.labels), found)
+    return Space(**{**vars(bare), "accuracy": accuracy})
+
+
+def numbers(pictures: PictureSet, labels: tuple[str, ...]) -> np.ndarray:
+    """For each picture the number of its label."""
+    places = {label: place for place, label in enumerate(labels)}
+    return np.array([places[label] for label in pictures.labels or ()], dtype=np.int64)
+
+
+def train(
+    pictures: PictureSet, labels: tuple[str, ...], progress: Progress | None = None
+) -> FeatureNetwork:
+    """A classifier of the pictures: SGD with Nesterov momentum, the rate up and down once."""
+    network = FeatureNetwork(pictures.pictures.shape[3], len(labels))
+    initialise(network, stream(0, cell="", purpose="feature network"))
+    optimiser = torch.optim.SGD(
+        network.parameters(), lr=_RATE, momentum=0.9, nesterov=True, weight_decay=_DECAY
+    )
+    bytes_NSSC = torch.from_numpy(np.ascontiguousarray(pictures.pictures))
+    targets_N = torch.from_numpy(numbers(pictures, labels))
+    seen = examples(len(pictures))
+    steps = seen // _BATCH
+    with device.threads(1):
+        for step, batch in enumerate(_batches(len(pictures), steps)):
+            done = step / steps
+            for group in optimiser.param_groups:
+                group["lr"] = _RATE * min(
+                    (done + 1 / steps) / _WARM_UP, (1 - done) / (1 - _WARM_UP)
+                )
+            x_BCSS = _shifted(to_floats(bytes_NSSC[batch]), step)
+            logits_BK = network.logits(network.features(x_BCSS))
+            assert logits_BK is not None
+            optimiser.zero_grad()
+            F.cross_entropy(logits_BK, targets_N[batch]).backward()
+            optimiser.step()
+            if progress is not None:
+                progress(min(seen, (step + 1) * _BATCH), seen)
+    return network.eval()
+
+
+def _batches(num_pictures: int, steps: int) -> list[torch.Tensor]:
+    """Pass after pass in ever new order; what is left of a pass begins the next one's batch."""
+    size = min(_BATCH, num_pictures)
+    passes = -(-steps * size // num_pictures)
+    orders = [
+        stream(0, cell="", purpose="feature network order", round_=number).permutation(num_pictures)
+        for number in range(passes)
+    ]
+    order = torch.from_numpy(np.concatenate(orders))
+    return [order[step * size : (step + 1) * size] for step in range(steps)]
+
+
+def _shifted(x_BCSS: torch.Tensor, step: int) -> torch.Tensor:
+    """The batch moved by up to a pixel either way, edges repeated."""
+    side = x_BCSS.shape[-1]
+    rng = stream(0, cell="", purpose="feature network shift", step=step)
+    down, right = rng.integers(0, 2 * _SHIFT + 1, 2)
+    padded = F.pad(x_BCSS, (_SHIFT,) * 4, mode="replicate")
+    moved = padded[:, :, down : down + side, right : right + side]
+    return moved.contiguous(memory_format=torch.channels_last)

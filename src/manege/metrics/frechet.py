@@ -1,0 +1,157 @@
+"""Fréchet distance between two sets of features, each taken for a Gaussian (Heusel et al. 2017).
+
+Moments with their counts, the distance between two, and how far sampling noise moves it. Shape
+legend: N and M rows of the two sets, D dimensions, R rank, G blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manege.metrics.estimate import Estimate, check_features, normal
+
+SAMPLES_PER_DIMENSION = 4
+"""Fewer samples than this for each dimension and bias drowns the distance."""
+
+_CHUNK = 2048
+"""Rows that are in memory as float64 at once."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What the distance knows of a set of features."""
+
+    count: int
+    """Rows the moments were taken from."""
+    mean_D: np.ndarray
+    """Means, float64."""
+    covariance_DD: np.ndarray
+    """Covariances with divisor ``count - 1``, float64."""
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Rows of a set, counted and added up, all seen from one and the same origin."""
+
+    count: int
+    sum_D: Tensor
+    products_DD: Tensor
+
+    def minus(self, part: _Sums) -> _Sums:
+        """The sums without some of their rows."""
+        return _Sums(
+            self.count - part.count,
+            self.sum_D - part.sum_D,
+            self.products_DD - part.products_DD,
+        )
+
+    def moments(self, origin_D: Tensor) -> Moments:
+        """The moments of the rows, seen from 0 again."""
+        shift_D = self.sum_D / self.count
+        covariance_DD = self.products_DD - self.count * torch.outer(shift_D, shift_D)
+        return Moments(
+            self.count, (origin_D + shift_D).numpy(), (covariance_DD / (self.count - 1)).numpy()
+        )
+
+
+def moments(features_ND: np.ndarray) -> Moments:
+    """Count, mean and covariance of at least two rows."""
+    check_features(features_ND, at_least=2)
+    origin_D = _mean(features_ND)
+    return _sums(features_ND, origin_D).moments(origin_D)
+
+
+def frechet_distance(a: Moments, b: Moments) -> float:
+    """|μa − μb|² + tr Σa + tr Σb − 2 tr (Σa Σb)^½, never negative, for any two covariances."""
+    return _distance(a, _root(a), b, _root(b))
+
+
+def frechet(x_ND: np.ndarray, y_MD: np.ndarray, blocks: int = 20) -> Estimate:
+    """The distance between two sets of at least four rows, with a jackknife interval.
+
+    Each set is cut into interleaved blocks and the distance taken again without each block
+    (delete-a-group jackknife, Kott 2001); the variances of both sets add up. The interval tells
+    how far other samples of this size would move the value. It does not take back the value's
+    bias, which is upward and shrinks with the number of samples: so compare values at equal
+    counts only, and see :func:`enough_for_frechet`. Where the sets agree, what is left to vary is
+    of second order, which a jackknife counts twice: there the interval is too wide, by √2.
+    """
+    check_features(x_ND, y_MD, at_least=4)
+    if blocks < 2:
+        raise ValueError(f"{blocks} blocks; the jackknife needs at least 2")
+    x, y = moments(x_ND), moments(y_MD)
+    x_root_DR, y_root_DR = _root(x), _root(y)
+    without_x = [_distance(m, _root(m), y, y_root_DR) for m in _without_each(x_ND, blocks)]
+    without_y = [_distance(m, _root(m), x, x_root_DR) for m in _without_each(y_MD, blocks)]
+    return normal(
+        _distance(x, x_root_DR, y, y_root_DR),
+        _jackknife_variance(without_x) + _jackknife_variance(without_y),
+        lowest=0.0,
+    )
+
+
+def enough_for_frechet(count: int, dimensions: int) -> bool:
+    """Whether so many samples are enough for a distance in so many dimensions."""
+    return count >= SAMPLES_PER_DIMENSION * dimensions
+
+
+def _mean(features_ND: np.ndarray) -> Tensor:
+    mean_D: np.ndarray = features_ND.mean(axis=0, dtype=np.float64)
+    return torch.from_numpy(mean_D)
+
+
+def _sums(features_ND: np.ndarray, origin_D: Tensor) -> _Sums:
+    """The sums of all rows; the origin, near the mean, keeps products from cancelling later."""
+    dimensions = len(origin_D)
+    sum_D = torch.zeros(dimensions, dtype=torch.float64)
+    products_DD = torch.zeros(dimensions, dimensions, dtype=torch.float64)
+    for start in range(0, len(features_ND), _CHUNK):
+        # A copy: torch refuses to share memory that may not be written.
+        rows = np.array(features_ND[start : start + _CHUNK], dtype=np.float64)
+        rows_ND = torch.from_numpy(rows).sub_(origin_D)
+        sum_D += rows_ND.sum(0)
+        products_DD.addmm_(rows_ND.T, rows_ND)
+    return _Sums(len(features_ND), sum_D, products_DD)
+
+
+def _without_each(features_ND: np.ndarray, blocks: int) -> list[Moments]:
+    """The moments without block 0, without block 1, …; row i is in block i mod ``blocks``."""
+    # Two rows a block at least, so that two are left of the smallest set there may be.
+    blocks = min(blocks, len(features_ND) // 2)
+    origin_D = _mean(features_ND)
+    parts = [_sums(features_ND[block::blocks], origin_D) for block in range(blocks)]
+    whole = _Sums(
+        len(features_ND),
+        torch.stack([part.sum_D for part in parts]).sum(0),
+        torch.stack([part.products_DD for part in parts]).sum(0),
+    )
+    return [whole.minus(part).moments(origin_D) for part in parts]
+
+
+def _root(set_: Moments) -> Tensor:
+    """A D×R matrix A with Σ = A Aᵀ, R the rank that rounding leaves."""
+    values_D, vectors_DD = torch.linalg.eigh(torch.from_numpy(set_.covariance_DD))
+    # What rounding makes of an eigenvalue 0 may be negative, and if positive its root is no
+    # longer small: 1e-16 would add 1e-8 to the distance.
+    dust = values_D.abs().max() * len(values_D) * torch.finfo(torch.float64).eps
+    kept = values_D > dust
+    root_DR: Tensor = vectors_DD[:, kept] * values_D[kept].sqrt()
+    return root_DR
+
+
+def _distance(a: Moments, a_root_DR: Tensor, b: Moments, b_root_DR: Tensor) -> float:
+    apart = float(np.square(a.mean_D - b.mean_D).sum())
+    traces = float(a.covariance_DD.trace() + b.covariance_DD.trace())
+    # The eigenvalues of Σa Σb are the squared singular values of AᵀB, which are real whatever
+    # the rounding; a square root of the product itself may turn complex.
+    shared = float(torch.linalg.svdvals(a_root_DR.T @ b_root_DR).sum())
+    return max(0.0, apart + traces - 2 * shared)
+
+
+def _jackknife_variance(without_each: list[float]) -> float:
+    left_out_G = np.array(without_each)
+    return float((len(left_out_G) - 1) * left_out_G.var())

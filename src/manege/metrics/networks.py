@@ -1,0 +1,110 @@
+"""The networks whose features scores are computed in: pictures in [-1, 1] to rows of numbers.
+
+Each has `features(x_BCSS) → B×D` and `logits(features_BD) → B×K`, or None where it knows no labels.
+
+Shape legend: B pictures, C channels, S side, D dimensions, K labels.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import sqrt
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from manege.models import PictureShape, initialise
+from manege.models.layers import BatchNorm2d
+
+LARGEST_SIDE = 32
+"""Larger pictures are averaged down to this side first: the cost stays that of small ones."""
+
+
+class FeatureNetwork(nn.Module):
+    """Four 3×3 convolutions with BatchNorm, halved in between, averaged over the picture."""
+
+    def __init__(self, channels: int, num_labels: int) -> None:
+        super().__init__()
+        width = 16 if channels == 1 else 32
+        widths = [channels, width, 2 * width, 4 * width, 4 * width]
+        self.dimensions = widths[-1]
+        self.convs = nn.ModuleList(
+            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+            for inputs, outputs in pairwise(widths)
+        )
+        self.norms = nn.ModuleList(BatchNorm2d(outputs, eps=1e-5) for outputs in widths[1:])
+        self.head = nn.Linear(self.dimensions, num_labels) if num_labels else None
+
+    def features(self, x_BCSS: Tensor) -> Tensor:
+        """B×D."""
+        x = x_BCSS
+        if x.shape[-1] > LARGEST_SIDE:
+            x = F.adaptive_avg_pool2d(x, LARGEST_SIDE)
+        for number, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            if number and x.shape[-1] > 1:
+                x = F.max_pool2d(x, 2)
+            x = F.relu_(norm(conv(x)))
+        return x.mean((2, 3))
+
+    def logits(self, features_BD: Tensor) -> Tensor | None:
+        """B×K."""
+        return None if self.head is None else self.head(features_BD)
+
+
+class MnistLogits(nn.Module):
+    """The MNIST classifier of Lipizzaner; its ten logits are the features."""
+
+    SHAPE = PictureShape(size=28, channels=1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dimensions = 10
+        self.conv1 = nn.Conv2d(1, 10, 5)
+        self.conv2 = nn.Conv2d(10, 20, 5)
+        self.fc1 = nn.Linear(320, 50)
+        self.fc2 = nn.Linear(50, 10)
+
+    def features(self, x_BCSS: Tensor) -> Tensor:
+        """B×10."""
+        x = F.relu_(F.max_pool2d(self.conv1(x_BCSS), 2))
+        x = F.relu_(F.max_pool2d(self.conv2(x), 2))
+        logits: Tensor = self.fc2(F.relu_(self.fc1(x.flatten(1))))
+        return logits
+
+    def logits(self, features_BD: Tensor) -> Tensor | None:
+        """The features themselves."""
+        return features_BD
+
+
+class Points(nn.Module):
+    """The toys' points as they are."""
+
+    SHAPE = PictureShape(size=1, channels=2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dimensions = 2
+
+    def features(self, x_BCSS: Tensor) -> Tensor:
+        """B×2."""
+        return x_BCSS.flatten(1)
+
+    def logits(self, features_BD: Tensor) -> Tensor | None:
+        """None: a point's mode is told by its distance."""
+        return None
+
+
+Network = FeatureNetwork | MnistLogits | Points
+
+
+@torch.no_grad()
+def initialise_random(network: FeatureNetwork, rng: np.random.Generator) -> None:
+    """Fill a network that will not be trained, so that no layer shrinks what it is given."""
+    initialise(network, rng)
+    for conv in network.convs:
+        assert isinstance(conv, nn.Conv2d)
+        drawn = rng.standard_normal(tuple(conv.weight.shape), dtype=np.float32)
+        scale = sqrt(2 / conv.weight[0].numel())
+        conv.weight.copy_(torch.from_numpy(drawn * np.float32(scale)))

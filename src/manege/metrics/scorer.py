@@ -1,0 +1,55 @@
+"""The scorer that training steers by: a cell's pictures against the cell's own training pictures.
+
+Held-out pictures are left alone, so that what is chosen by this score can be judged on them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from manege.config import Score, ScoreMetric
+from manege.data import Dataset, Split
+from manege.errors import ConfigError
+from manege.metrics.estimate import Estimate
+from manege.metrics.frechet import enough_for_frechet, frechet
+from manege.metrics.kid import kid
+from manege.metrics.spaces import Space
+
+MOST_REFERENCES = 1000
+"""Training pictures of a class that the score compares with."""
+
+
+class ClassScorer:
+    """KID or Fréchet distance to a class's training pictures; smaller is better."""
+
+    def __init__(self, config: Score, space: Space, dataset: Dataset) -> None:
+        self.config = config
+        self.space = space
+        self._dataset = dataset
+        self._references: dict[str, np.ndarray] = {}
+        if config.metric is ScoreMetric.FD:
+            self._require_enough()
+
+    def score(self, cell: str, pictures_NSSC: np.ndarray) -> Estimate:
+        """How far pictures drawn for a cell are from the cell's own."""
+        drawn_ND = self.space.features(pictures_NSSC)
+        if cell not in self._references:
+            own = self._dataset.pictures(cell, Split.TRAIN)[:MOST_REFERENCES]
+            self._references[cell] = self.space.features(own)
+        measure = frechet if self.config.metric is ScoreMetric.FD else kid
+        return measure(drawn_ND, self._references[cell])
+
+    def _require_enough(self) -> None:
+        counts = {
+            label: min(MOST_REFERENCES, len(self._dataset.names(label, Split.TRAIN)))
+            for label in self._dataset.labels
+        }
+        for what, count in {
+            "--set score.samples": self.config.samples,
+            **{f"class {label!r}": count for label, count in counts.items()},
+        }.items():
+            if not enough_for_frechet(count, self.space.dimensions):
+                raise ConfigError(
+                    f"--score fd: {what} has {count} pictures, too few for a Fréchet distance in "
+                    f"{self.space.dimensions} dimensions; use --score kid"
+                )

@@ -1,0 +1,249 @@
+"""A feature space: a network, what it was made from, and a name that no other space has.
+
+Numbers from different spaces cannot be compared, so every space's name carries the digest of its
+weights. Owns the spaces' files (`scorer/` in a run directory); trains nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import torch
+
+from manege import device
+from manege.config import stream
+from manege.data import PictureSet, cache
+from manege.errors import CheckpointError, DataError
+from manege.files import blaming, make_folder, read_capped, write_atomic
+from manege.metrics.estimate import Estimate
+from manege.metrics.networks import (
+    FeatureNetwork,
+    MnistLogits,
+    Network,
+    Points,
+    initialise_random,
+)
+from manege.models import fill, to_floats
+
+FORMAT = 1
+DESCRIPTION, WEIGHTS = "scorer.json", "space.safetensors"
+CLASSIFIER, RANDOM, MNIST_LOGITS, POINTS = "classifier", "random", "mnist-logits", "points"
+
+_CAP_BYTES = 1 << 26
+_CHUNK_BYTES = 1 << 25
+"""What the widest layer may take for the pictures that go through the network together."""
+
+Progress = Callable[[int, int], None]
+"""Called now and then with (done, in all)."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where pictures are compared."""
+
+    kind: str
+    size: int
+    channels: int
+    network: Network = field(compare=False, repr=False)
+    sha256: str
+    """Of the weights' file."""
+    labels: tuple[str, ...] = ()
+    """The labels it tells apart, none when it knows none."""
+    trained_on: str | None = None
+    """Digest of the pictures and labels it was trained on."""
+    accuracy: Estimate | None = None
+    """On held-out pictures."""
+
+    @property
+    def name(self) -> str:
+        """The kind, and eight digits of the weights' digest."""
+        return self.kind if self.kind == POINTS else f"{self.kind}-{self.sha256[:8]}"
+
+    @property
+    def dimensions(self) -> int:
+        """Length of a feature row."""
+        return self.network.dimensions
+
+    def features(self, pictures_NSSC: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+        """N×D float32; one thread, so that they are the same everywhere."""
+        count, side, _, channels = pictures_NSSC.shape
+        if (side, channels) != (self.size, self.channels):
+            raise DataError(
+                f"pictures of {side}x{side}x{channels}, but the feature network {self.name} takes "
+                f"{self.size}x{self.size}x{self.channels}; give --size and --channels"
+            )
+        features_ND = np.empty((count, self.dimensions), dtype=np.float32)
+        chunk = max(8, _CHUNK_BYTES // (4 * 32 * min(side, 32) ** 2 + 8 * side**2 * channels))
+        with device.threads(1), torch.no_grad():
+            for start in range(0, count, chunk):
+                part = np.ascontiguousarray(pictures_NSSC[start : start + chunk])
+                features = self.network.features(to_floats(torch.from_numpy(part)))
+                features_ND[start : start + chunk] = features.numpy()
+                if progress is not None:
+                    progress(min(count, start + chunk), count)
+        return features_ND
+
+    def features_of(self, pictures: PictureSet, progress: Progress | None = None) -> np.ndarray:
+        """The features of a set, computed once and kept in the cache."""
+        key = cache.key("features", self.sha256, self.kind, pictures.digest)
+        entry = cache.find(key, kind="features")
+        if entry is None:
+            rows = self.features(pictures.pictures, progress).view(np.uint8)
+            entry = cache.store(key, rows.shape, (), [rows], kind="features")
+        if 0 in entry.shape:
+            return np.empty((0, self.dimensions), dtype=np.float32)
+        return np.array(entry.open()).view(np.float32)
+
+    def labels_of(self, features_ND: np.ndarray) -> np.ndarray:
+        """For each row the number of the label it looks like."""
+        with device.threads(1), torch.no_grad():
+            logits_NK = self.network.logits(torch.from_numpy(features_ND))
+        if logits_NK is None:
+            raise ValueError(f"the space {self.name} knows no labels")
+        found: np.ndarray = logits_NK.argmax(1).numpy()
+        return found
+
+    def description(self) -> dict[str, Any]:
+        """What scorer.json holds, and what every score carries of its space."""
+        return {
+            "format": FORMAT,
+            "kind": self.kind,
+            "name": self.name,
+            "sha256": self.sha256,
+            "size": self.size,
+            "channels": self.channels,
+            "dimensions": self.dimensions,
+            "labels": list(self.labels),
+            "trained_on": self.trained_on,
+            "accuracy": asdict(self.accuracy) if self.accuracy else None,
+        }
+
+
+def weights_of(network: Network) -> bytes:
+    """The network's tensors as a safetensors file; the same tensors give the same bytes."""
+    tensors = {name: value.detach().numpy() for name, value in sorted(network.state_dict().items())}
+    return bytes(safetensors.numpy.save(tensors))
+
+
+def digest_of(network: Network) -> str:
+    """SHA-256 of `weights_of`."""
+    return hashlib.sha256(weights_of(network)).hexdigest()
+
+
+def random_space(size: int, channels: int) -> Space:
+    """Untrained convolutions, the same for everybody: for pictures without labels."""
+    network = FeatureNetwork(channels, num_labels=0)
+    initialise_random(network, stream(0, cell="", purpose="random features"))
+    return Space(RANDOM, size, channels, network.eval(), digest_of(network))
+
+
+def points_space() -> Space:
+    """The plane itself: for the toys."""
+    network = Points()
+    shape = network.SHAPE
+    return Space(POINTS, shape.size, shape.channels, network.eval(), digest_of(network))
+
+
+def mnist_logits_space(path: Path) -> Space:
+    """The classifier of Lipizzaner, from its file: a pickled dictionary of plain tensors."""
+    network = MnistLogits()
+    try:
+        # Admits tensors and nothing else.
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        network.load_state_dict(tensors)
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}); give --features mnist-logits=FILE the "
+            "path of lipizzaner_mnist_cnn.pkl"
+        ) from None
+    except Exception as error:
+        # torch raises whatever its unpickler met; a file from anywhere must not end in a traceback.
+        reason = " ".join(str(error).split())[:120]
+        raise DataError(
+            f"{path}: not the MNIST classifier of Lipizzaner ({reason}); expected its state dict"
+        ) from None
+    shape, labels = network.SHAPE, tuple(str(digit) for digit in range(10))
+    return Space(
+        MNIST_LOGITS, shape.size, shape.channels, network.eval(), digest_of(network), labels
+    )
+
+
+def save_space(space: Space, folder: Path) -> None:
+    """Write the space; its description comes last and makes it whole."""
+    with blaming(folder):
+        make_folder(folder)
+    write_atomic(folder / WEIGHTS, weights_of(space.network))
+    text = json.dumps(space.description(), indent=1, ensure_ascii=False)
+    write_atomic(folder / DESCRIPTION, text.encode())
+
+
+def load_space(folder: Path) -> Space:
+    """The space in a folder, its weights verified."""
+    path = folder / DESCRIPTION
+    try:
+        tree = json.loads(read_capped(path, _CAP_BYTES))
+        if tree["format"] != FORMAT:
+            raise CheckpointError(
+                f"{path}: scorer format {tree['format']!r}, this manege reads {FORMAT}"
+            )
+        blob = read_capped(folder / WEIGHTS, _CAP_BYTES)
+        if hashlib.sha256(blob).hexdigest() != tree["sha256"]:
+            raise ValueError(f"the SHA-256 of {WEIGHTS} differs")
+        return _assembled(tree, blob)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: no scorer there ({error.strerror or error}); expected {DESCRIPTION} and "
+            f"{WEIGHTS}, as in the scorer/ of a run"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, error) from None
+    except safetensors.SafetensorError as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: damaged, or not a scorer of manege ({error!r}); delete the folder {path.parent} "
+        "and it is made again"
+    )
+
+
+def _assembled(tree: Mapping[str, Any], blob: bytes) -> Space:
+    labels = tuple(str(label) for label in tree["labels"])
+    network = _built(tree["kind"], int(tree["channels"]), len(labels))
+    if not isinstance(network, Points):
+        tensors = safetensors.numpy.load(blob)
+        fill(network, {name: torch.from_numpy(value) for name, value in tensors.items()})
+    accuracy = tree["accuracy"]
+    return Space(
+        kind=tree["kind"],
+        size=int(tree["size"]),
+        channels=int(tree["channels"]),
+        network=network.eval(),
+        sha256=tree["sha256"],
+        labels=labels,
+        trained_on=tree["trained_on"],
+        accuracy=Estimate(**accuracy) if accuracy else None,
+    )
+
+
+def _built(kind: str, channels: int, num_labels: int) -> Network:
+    match kind:
+        case "classifier" | "random":
+            if channels not in (1, 3):
+                raise ValueError(f"{channels} channels")
+            return FeatureNetwork(channels, num_labels)
+        case "mnist-logits":
+            return MnistLogits()
+        case "points":
+            return Points()
+        case _:
+            raise ValueError(f"kind {kind!r}")

@@ -1,0 +1,400 @@
+"""All scores of one set of pictures against another, from features that are extracted once.
+
+A score carries what it takes to compute it again: definition, counts, split, space, seed and
+interval. What cannot be said honestly is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from manege.config import stream
+from manege.data import PictureSet, Toy
+from manege.errors import ConfigError, DataError
+from manege.metrics.distributions import agreement, label_scores, toy_scores
+from manege.metrics.estimate import Estimate, wilson
+from manege.metrics.frechet import SAMPLES_PER_DIMENSION, enough_for_frechet, frechet
+from manege.metrics.kid import kid
+from manege.metrics.neighbours import nearest, prdc
+from manege.metrics.spaces import MNIST_LOGITS, POINTS, Progress, Space
+
+GROUPS: dict[str, str] = {
+    "kid": "kernel distance, right for few pictures too",
+    "fd": "Fréchet distance, for many pictures",
+    "prdc": "precision, recall, density, coverage",
+    "labels": "what the pictures look like to the classifier",
+    "nearest": "distances to the nearest training and held-out pictures",
+    "modes": "modes hit and high-quality share, for the toys",
+}
+"""What `--metrics` chooses from."""
+
+FEWEST = 8
+"""Fewer pictures than this in a set, or in a class, are not scored."""
+
+NEIGHBOURS = 5
+MOST_NEAREST, MOST_SEARCHED = 1000, 10_000
+"""Pictures whose nearest are sought, and among how many."""
+NUM_PAIRS = 16
+
+_WILSON_FIXED = "Wilson, the other set held fixed"
+_ORDER = "order statistics, the real set held fixed"
+_BOOTSTRAP = "1,000 multinomial redraws of the generated counts"
+_PROTOCOLS: dict[str, tuple[str, str]] = {
+    "kid": ("unbiased MMD² with kernel (x·y/D + 1)³ over all pairs", "variance of the U-statistic"),
+    "fd": (
+        "|μ - μ'|² + tr(Σ + Σ' - 2(ΣΣ')^½)",
+        "delete-a-block jackknife, 20 blocks; not its bias",
+    ),
+    "precision": ("share of generated within a reference ball, k = 5", _WILSON_FIXED),
+    "recall": ("share of reference within a generated ball, k = 5", _WILSON_FIXED),
+    "density": ("reference balls round a generated picture over k, k = 5", "normal, other fixed"),
+    "coverage": ("share of reference balls with a generated picture, k = 5", _WILSON_FIXED),
+    "label-entropy": ("entropy of the labels found, nats", _BOOTSTRAP),
+    "label-tvd": ("total variation distance of labels found to the reference's", _BOOTSTRAP),
+    "label-modes": ("labels found at a tenth of their share in the reference or more", _BOOTSTRAP),
+    "agreement": ("share whose label found is the one they were made for", "Wilson"),
+    "nearest-train": ("median RMS pixel distance (0 to 1) to the nearest", _ORDER),
+    "nearest-held-out": ("median RMS pixel distance (0 to 1) to the nearest", _ORDER),
+    "nearer-to-train": (
+        "share nearer to a training than to a held-out picture, as many of both; 0.5 is neutral",
+        "Wilson, both real sets held fixed",
+    ),
+    "high-quality": ("share of points within 3 deviations of a centre", "Wilson"),
+    "modes": ("centres with a tenth of their fair share of high-quality points", _BOOTSTRAP),
+}
+"""Of each score: definition, and how its interval was made."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number, and what it takes to compute it again."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    space: str
+    """Where it was computed: numbers of different spaces must not be compared."""
+    space_sha256: str | None
+    generated: int
+    reference: int
+    split: str
+    """Of the reference."""
+    seed: int
+    definition: str
+    interval: str
+    label: str | None = None
+    """The class it is of, None for all together."""
+    floor: Estimate | None = None
+    """What as many real pictures of the other split get in the generated ones' place."""
+    marks: tuple[str, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """The name with its space: the column it belongs into."""
+        return self.name if self.space in self.name else f"{self.name}@{self.space}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"full_name": self.full_name, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Two sets to compare, and what is needed beside."""
+
+    generated: PictureSet
+    reference: PictureSet
+    space: Space
+    other: PictureSet | None = None
+    """The split the reference is not: gives the floor, and the other side of `nearest`."""
+    toy: Toy | None = None
+    classes: Mapping[str, np.ndarray | None] = field(default_factory=dict)
+    """The classes to score one by one, each with pictures of its own, or None for those in
+    `generated`."""
+    seed: int = 0
+    allow_few: bool = False
+
+
+@dataclass
+class Results:
+    """What came of it."""
+
+    scores: list[Score] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Scores that were not computed, and why."""
+    pairs: tuple[np.ndarray, np.ndarray] | None = None
+    """Generated pictures that come nearest to training pictures, and those."""
+
+
+Counting = Callable[[str], Progress | None]
+"""From a verb to somebody who is told how far it has come."""
+
+
+def check_groups(names: Iterable[str] | None) -> tuple[str, ...] | None:
+    """The names, all known and each once; None stands for whatever applies."""
+    if names is None:
+        return None
+    chosen = tuple(dict.fromkeys(names))
+    for name in chosen:
+        if name not in GROUPS:
+            raise ConfigError(f"--metrics {name}: not known; expected some of {', '.join(GROUPS)}")
+    if not chosen:
+        raise ConfigError(f"--metrics: empty; expected some of {', '.join(GROUPS)}")
+    return chosen
+
+
+def measure(contest: Contest, groups: tuple[str, ...] | None, counting: Counting) -> Results:
+    """All scores that were asked for, or, when nothing was, all that can be had.
+
+    One that was asked for and cannot be had is an error; else it is left out with the reason.
+    """
+    return _Measuring(contest, groups, counting).run()
+
+
+class _Measuring:
+    def __init__(
+        self, contest: Contest, groups: tuple[str, ...] | None, counting: Counting
+    ) -> None:
+        self._contest = contest
+        self._groups = groups
+        self._counting = counting
+        self._results = Results()
+        for what, pictures in (
+            ("generated", contest.generated),
+            ("reference", contest.reference),
+        ):
+            if len(pictures) < FEWEST:
+                raise DataError(
+                    f"{pictures.name}: {len(pictures)} {what} pictures ({pictures.split}), "
+                    f"expected at least {FEWEST}; give more, or another --reference"
+                )
+        space = contest.space
+        self._generated = space.features(contest.generated.pictures, counting("features: done"))
+        self._reference = space.features_of(contest.reference, counting("reference: done"))
+
+    def run(self) -> Results:
+        """Every group in turn."""
+        work: dict[str, Callable[[], None]] = {
+            "kid": self._kid,
+            "fd": self._frechet,
+            "prdc": self._prdc,
+            "labels": self._labels,
+            "nearest": self._nearest,
+            "modes": self._modes,
+        }
+        for group in self._groups or GROUPS:
+            reason = self._why_not(group)
+            if reason is None:
+                work[group]()
+            elif self._groups is not None:
+                raise ConfigError(f"--metrics {group}: {reason}")
+            elif group != "modes":
+                self._results.left_out[group] = reason
+        return self._results
+
+    def _why_not(self, group: str) -> str | None:
+        """Why a group cannot be had, or None."""
+        contest = self._contest
+        fewer = min(len(contest.generated), len(contest.reference))
+        match group:
+            case "fd":
+                dimensions = contest.space.dimensions
+                if not (contest.allow_few or enough_for_frechet(fewer, dimensions)):
+                    return (
+                        f"{fewer} pictures are too few for a Fréchet distance in {dimensions} "
+                        f"dimensions, which takes {SAMPLES_PER_DIMENSION * dimensions}; use kid, "
+                        "or --allow-few-samples"
+                    )
+            case "labels":
+                known = set(contest.space.labels)
+                if contest.reference.labels is None or not known:
+                    return "needs labelled reference data and a feature network that knows labels"
+                if not set(contest.reference.labels) <= known:
+                    return f"the feature network {contest.space.name} knows other labels"
+            case "nearest":
+                if contest.toy is not None:
+                    return "points have no pixels"
+                if contest.other is None or not len(contest.other):
+                    return "needs data with training and held-out pictures"
+            case "modes":
+                if contest.toy is None:
+                    return "only the toys ring8 and grid25 have known modes"
+        return None
+
+    def _add(
+        self,
+        name: str,
+        estimate: Estimate,
+        counts: tuple[int, int],
+        *,
+        shown_as: str | None = None,
+        space: str | None = None,
+        **more: Any,
+    ) -> None:
+        contest = self._contest
+        definition, interval = _PROTOCOLS[name]
+        self._results.scores.append(
+            Score(
+                name=shown_as or name,
+                value=estimate.value,
+                low=estimate.low,
+                high=estimate.high,
+                space=space or contest.space.name,
+                space_sha256=None if space else contest.space.sha256,
+                generated=counts[0],
+                reference=counts[1],
+                split=contest.reference.split,
+                seed=contest.seed,
+                definition=definition,
+                interval=interval,
+                **more,
+            )
+        )
+
+    def _kid(self) -> None:
+        generated, reference, real = self._generated, self._reference, self._real()
+        floor = kid(real, reference) if len(real) >= FEWEST else None
+        counts = len(generated), len(reference)
+        self._add("kid", kid(generated, reference), counts, floor=floor)
+        for label, pictures in self._contest.classes.items():
+            self._class_kid(label, pictures)
+
+    def _class_kid(self, label: str, pictures: np.ndarray | None) -> None:
+        contest = self._contest
+        drawn = (
+            self._generated[_rows(contest.generated, label)]
+            if pictures is None
+            else contest.space.features(pictures)
+        )
+        own = self._reference[_rows(contest.reference, label)]
+        fewer = min(len(drawn), len(own))
+        if fewer < FEWEST:
+            reason = f"{fewer} pictures are too few, expected {FEWEST}"
+            self._results.left_out[f"kid of class {label!r}"] = reason
+            return
+        floor = None
+        if contest.other is not None:
+            real = self._real_all()[_rows(contest.other, label)][: len(drawn)]
+            floor = kid(real, own) if len(real) >= FEWEST else None
+        self._add("kid", kid(drawn, own), (len(drawn), len(own)), label=label, floor=floor)
+
+    def _frechet(self) -> None:
+        generated, reference, real = self._generated, self._reference, self._real()
+        space = self._contest.space
+        few = not all(
+            enough_for_frechet(len(one), space.dimensions) for one in (generated, reference)
+        )
+        enough_real = len(real) >= min(len(generated), SAMPLES_PER_DIMENSION * space.dimensions)
+        floor = frechet(real, reference) if enough_real and len(real) >= FEWEST else None
+        self._add(
+            "fd",
+            frechet(generated, reference),
+            (len(generated), len(reference)),
+            # Published Lipizzaner numbers bear this name.
+            shown_as=f"fid-{MNIST_LOGITS}" if space.kind == MNIST_LOGITS else None,
+            floor=floor,
+            marks=("few-samples",) if few else (),
+        )
+
+    def _prdc(self) -> None:
+        real = self._real()
+        found = self._equal_prdc(self._generated)
+        floor = self._equal_prdc(real)[1] if len(real) > NEIGHBOURS else {}
+        count = found[0]
+        for name, estimate in found[1].items():
+            self._add(name, estimate, (count, count), floor=floor.get(name))
+
+    def _equal_prdc(self, features: np.ndarray) -> tuple[int, dict[str, Estimate]]:
+        """The four of as many of both: they depend on the numbers."""
+        reference = self._reference
+        count = min(len(features), len(reference))
+        both = [one[self._choice(len(one), count)] for one in (features, reference)]
+        return count, prdc(both[0], both[1], NEIGHBOURS)
+
+    def _labels(self) -> None:
+        contest = self._contest
+        labels = contest.space.labels
+        found = contest.space.labels_of(self._generated)
+        places = {label: place for place, label in enumerate(labels)}
+        truth = np.array([places[label] for label in contest.reference.labels or ()])
+        counts = len(found), len(truth)
+        tables = [np.bincount(one, minlength=len(labels)) for one in (found, truth)]
+        for name, estimate in label_scores(tables[0], tables[1], seed=contest.seed).items():
+            self._add("label-modes" if name == "modes" else name, estimate, counts)
+        wanted = contest.generated.labels
+        if wanted is not None and set(wanted) <= set(labels):
+            same = agreement(np.array([places[label] for label in wanted]), found)
+            self._add("agreement", same, counts)
+
+    def _nearest(self) -> None:
+        contest = self._contest
+        assert contest.other is not None
+        two = {contest.reference.split: contest.reference, contest.other.split: contest.other}
+        count = min(MOST_SEARCHED, *(len(one) for one in two.values()))
+        some = min(MOST_NEAREST, len(contest.generated))
+        shown = contest.generated.pictures[self._choice(len(contest.generated), some)]
+        rows = _pixels(shown)
+        distances = {}
+        for split, pictures in two.items():
+            chosen = pictures.pictures[self._choice(len(pictures), count)]
+            found, index = nearest(rows, _pixels(chosen))
+            distances[split] = found[:, 0]
+            if split == "train":
+                closest = np.argsort(found[:, 0], kind="stable")[:NUM_PAIRS]
+                self._results.pairs = shown[closest], chosen[index[closest, 0]]
+            self._add(f"nearest-{split}", _median(found[:, 0]), (len(rows), count), space="pixels")
+        nearer = int((distances["train"] < distances["held-out"]).sum())
+        self._add("nearer-to-train", wilson(nearer, len(rows)), (len(rows), count), space="pixels")
+
+    def _modes(self) -> None:
+        contest = self._contest
+        assert contest.toy is not None
+        toy = contest.toy
+        estimates = toy_scores(self._generated, toy.centres, toy.deviation, seed=contest.seed)
+        counts = len(self._generated), len(toy.centres)
+        for name, estimate in estimates.items():
+            self._add(name, estimate, counts, space=POINTS)
+
+    def _real(self) -> np.ndarray:
+        """Features of as many pictures of the other split as there are generated ones."""
+        everything = self._real_all()
+        count = min(len(everything), len(self._generated))
+        real: np.ndarray = everything[self._choice(len(everything), count)]
+        return real
+
+    def _real_all(self) -> np.ndarray:
+        space, other = self._contest.space, self._contest.other
+        if other is None:
+            return np.empty((0, space.dimensions), dtype=np.float32)
+        return space.features_of(other, self._counting("real pictures: done"))
+
+    def _choice(self, total: int, count: int) -> np.ndarray:
+        """`count` of `total` rows, a fair sample: sets lie there class after class."""
+        rng = stream(self._contest.seed, cell="", purpose="evaluation")
+        chosen: np.ndarray = np.sort(rng.permutation(total)[:count])
+        return chosen
+
+
+def _rows(pictures: PictureSet, label: str) -> np.ndarray:
+    return np.flatnonzero(np.array(pictures.labels) == label)
+
+
+def _pixels(pictures_NSSC: np.ndarray) -> np.ndarray:
+    """Rows between which the Euclidean distance is the root mean square difference, 0 to 1."""
+    rows: np.ndarray = pictures_NSSC.reshape(len(pictures_NSSC), -1).astype(np.float32)
+    rows /= np.float32(255 * np.sqrt(rows.shape[1]))
+    return rows
+
+
+def _median(values_N: np.ndarray) -> Estimate:
+    """The median with the order statistics that hold it in 95 % of samples."""
+    ordered = np.sort(values_N)
+    reach = 0.98 * np.sqrt(len(ordered))
+    low = max(0, int(np.floor(len(ordered) / 2 - reach)))
+    high = min(len(ordered) - 1, int(np.ceil(len(ordered) / 2 + reach)))
+    return Estimate(float(np.median(ordered)), float(ordered[low]), float(ordered[high]))
