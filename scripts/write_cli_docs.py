@@ -13,6 +13,8 @@ COMMANDS = (
     ("resume",),
     ("sample",),
     ("export",),
+    ("evaluate",),
+    ("compare",),
     ("model",),
     ("model", "show"),
     ("model", "merge"),

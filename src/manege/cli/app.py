@@ -31,8 +31,6 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(model.app, name="model")
-app.command()(scores.evaluate)
-app.command()(scores.compare)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
@@ -50,7 +48,9 @@ def _root(
 def train(
     data: Annotated[
         str,
-        typer.Argument(help="digits, mnist, fashion-mnist, an image folder, or an .npz file."),
+        typer.Argument(
+            help="digits, mnist, fashion-mnist, ring8, grid25, an image folder, or an .npz file."
+        ),
     ],
     method: Annotated[str | None, typer.Option(help="per-class: a pair for each label.")] = None,
     preset: Annotated[
@@ -277,6 +277,10 @@ def export(
 
     check_new_folder(out)
     model.report(export_run(run, out), out, as_json=json_)
+
+
+app.command()(scores.evaluate)
+app.command()(scores.compare)
 
 
 def _checkpoint_every(text: str | None) -> dict[str, Any]:

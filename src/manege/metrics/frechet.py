@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manege.metrics.estimate import Estimate, check_features, normal
 
-SAMPLES_PER_DIMENSION = 4
+SAMPLES_PER_DIMENSION = 8
 """Fewer samples than this for each dimension and bias drowns the distance."""
 
 _CHUNK = 2048

@@ -15,7 +15,7 @@ from manege.metrics.frechet import enough_for_frechet, frechet
 from manege.metrics.kid import kid
 from manege.metrics.spaces import Space
 
-MOST_REFERENCES = 1000
+MOST_REFERENCES = 2000
 """Training pictures of a class that the score compares with."""
 
 

@@ -119,5 +119,5 @@ def test_four_rows_are_enough_and_three_are_refused():
 
 
 def test_four_samples_a_dimension_are_enough():
-    assert enough_for_frechet(512, 128)
-    assert not enough_for_frechet(511, 128)
+    assert enough_for_frechet(1024, 128)
+    assert not enough_for_frechet(1023, 128)
