@@ -69,3 +69,29 @@ def run(trained: Path, tmp_path: Path) -> Path:
 def model(trained: Path, tmp_path: Path) -> Path:
     """A copy of the finished run's model, to damage at will."""
     return Path(shutil.copytree(trained / "model", tmp_path / "model"))
+
+
+@pytest.fixture(scope="session")
+def evaluated(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run with an evaluation and its scorer; not to be changed.
+
+    Whoever asks for it finds the feature network of the three digits in the cache.
+    """
+    folder = tmp_path_factory.mktemp("evaluated")
+    shutil.copytree(trained, folder / "run")
+    done = run_here("evaluate", "run", cwd=folder)
+    assert done.code == 0, done.err
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def scored(evaluated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of `trained` again, with scores and an average of the weights; not to be changed."""
+    folder = tmp_path_factory.mktemp("scored")
+    done = run_here(
+        *("train", "digits", "--classes", "3,7,8", "--rounds", "2", *TINY, "--out", "run"),
+        *("--score", "kid", "--score-every", "1", "--ema", "0.9"),
+        cwd=folder,
+    )
+    assert done.code == 0, done.err
+    return folder / "run"

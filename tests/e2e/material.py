@@ -7,7 +7,10 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
+
+from manege.metrics.networks import MnistLogits
 
 IDX = (
     "train-images-idx3-ubyte",
@@ -27,6 +30,26 @@ def write_class(folder: Path, count: int, *, side: int = 8) -> None:
     seed = zlib.crc32(folder.name.encode())
     for place in range(count):
         Image.fromarray(noise(seed + place, side, side)).save(folder / f"{place:03d}.png")
+
+
+def write_colour(folder: Path, count: int, *, side: int = 8) -> None:
+    """Colour pictures, no two alike."""
+    folder.mkdir(parents=True)
+    for place in range(count):
+        Image.fromarray(noise(place, side, side, 3)).save(folder / f"{place:03d}.png")
+
+
+def write_logits(path: Path, *, value: float | None = None) -> None:
+    """A file like that of Lipizzaner's MNIST classifier; all weights the value, if there is one."""
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: torch.from_numpy(rng.normal(0, 0.1, tuple(tensor.shape)).astype(np.float32))
+        for name, tensor in MnistLogits().state_dict().items()
+    }
+    if value is not None:
+        tensors = {name: torch.full_like(tensor, value) for name, tensor in tensors.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(tensors, path)
 
 
 def write_idx(folder: Path) -> Path:

@@ -66,7 +66,7 @@ def forked(work: Callable[[], object], failpoint: str = "") -> int:
 
 
 def state_of(path: Path) -> dict[str, str]:
-    """Hashes of every class's last commit, of sheets and model, and what the rounds told."""
+    """Hashes of every class's last commit, of sheets and model, and what rounds and scores told."""
     rundir = RunDir.open(path)
     # A round trained again tells again; the last word counts.
     hashes = {
@@ -75,6 +75,13 @@ def state_of(path: Path) -> dict[str, str]:
         )
         for event in rundir.events()
         if event["event"] == "round"
+    }
+    hashes |= {
+        f"score {event['round']} of {event['cell']}": json.dumps(
+            [event["scores"], event["best"]], sort_keys=True
+        )
+        for event in rundir.events()
+        if event["event"] == "score"
     }
     for cell in rundir.cells():
         found = rundir.load(cell, identity=run_config(rundir).identity())

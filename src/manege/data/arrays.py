@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from manege.data.decode import Form, Seen, array_to_form, pixel_digest
+from manege.data.labels import printable
 from manege.data.split import Split
 from manege.errors import DataError, MachineError
+from manege.files import read_capped
 
 POINT = (1, 1, 2)
 """The shape of a picture that is none: a point in the plane, its coordinates its channels."""
@@ -117,6 +119,17 @@ def stamp(path: Path) -> tuple[str, int, int]:
     except OSError as error:
         raise unreadable(path, error) from error
     return str(path.absolute()), state.st_size, state.st_mtime_ns
+
+
+def read_file(path: Path, cap: int) -> bytes:
+    """The whole file, which must be a regular one of at most ``cap`` bytes."""
+    try:
+        return read_capped(path, cap)
+    except OSError as error:
+        # The refusals of read_capped have no number; the machine's have one.
+        if error.errno is None:
+            raise DataError(f"{printable(path)}: {error}; get the file again") from error
+        raise unreadable(path, error) from error
 
 
 def unreadable(path: Path, error: OSError) -> DataError | MachineError:

@@ -103,7 +103,7 @@ def store(
         kind: the folder that such entries share.
     """
     array, description = _paths(key, kind)
-    with _machine_faults(kind), contextlib.ExitStack() as stack:
+    with machine_faults(kind), contextlib.ExitStack() as stack:
         array.parent.mkdir(parents=True, exist_ok=True)
         _sweep(array.parent)
         array_aside = stack.enter_context(_aside(array.parent))
@@ -173,7 +173,8 @@ def _sweep(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _machine_faults(kind: str) -> Iterator[None]:
+def machine_faults(kind: str) -> Iterator[None]:
+    """Any OSError inside comes out as a MachineError: such entries cannot be kept."""
     try:
         yield
     except OSError as error:

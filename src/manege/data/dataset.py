@@ -17,7 +17,8 @@ from manege.config import SIZES, SMALLEST_CLASS, DataConfig
 from manege.data import cache
 from manege.data.arrays import ArraySource
 from manege.data.decode import RESIZE_RULE, Form
-from manege.data.folder import FolderSource, open_folder
+from manege.data.folder import FolderSource
+from manege.data.labelled import open_images
 from manege.data.labels import choose, listed, nearest, printable
 from manege.data.named import KNOWN, open_named
 from manege.data.npz import open_npz
@@ -171,7 +172,7 @@ def _open_source(config: DataConfig) -> Source:
         return open_named(config.source, config.root)
     path = Path(config.source).expanduser()
     if path.is_dir():
-        return open_folder(path)
+        return open_images(path)
     if path.is_file():
         if path.suffix.lower() == ".npz":
             return open_npz(path)

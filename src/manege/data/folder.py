@@ -23,8 +23,9 @@ from manege.data.labels import check_label, natural, printable
 from manege.data.split import Split
 from manege.errors import DataError, MachineError
 
-_TRAIN = "train"
-_HELD_OUT = ("test", "val", "validation")
+TRAIN = "train"
+HELD_OUT = ("test", "val", "validation")
+"""What the parts of an official split are called, the held-out one in the order of preference."""
 
 
 class Kind(Enum):
@@ -101,13 +102,13 @@ class FolderSource:
             for folder in self.parts.values()
             for label in self.labels
         )
-        return tuple(name for name in _walk(self.root).pictures if not name.startswith(classes))
+        return tuple(name for name in walk(self.root).pictures if not name.startswith(classes))
 
     def ignored(self, labels: tuple[str, ...]) -> tuple[str, ...]:
         """Files that are no pictures by their suffix, or lie outside any class."""
         stray = []
         for folder in dict.fromkeys((self.root, *self.parts.values())):
-            stray += [(folder / name).relative_to(self.root) for name in _files(folder)]
+            stray += [(folder / name).relative_to(self.root) for name in files(folder)]
         for split, folder in self.parts.items():
             for label in labels:
                 below = (folder / label).relative_to(self.root)
@@ -156,7 +157,7 @@ class FolderSource:
     def _listing(self, label: str, split: Split) -> Listing:
         folder = self.parts[split] / label
         if folder not in self._listings:
-            self._listings[folder] = _walk(folder)
+            self._listings[folder] = walk(folder)
         return self._listings[folder]
 
     def _path(self, label: str, split: Split, name: str) -> Path:
@@ -168,14 +169,14 @@ def open_folder(path: Path) -> FolderSource:
     """The dataset in that folder."""
     root = path.absolute()
     parts, official = _layout(root)
-    labels = natural({label for folder in parts.values() for label in _subfolders(folder)})
+    labels = natural({label for folder in parts.values() for label in subfolders(folder)})
     if not labels:
         folder = parts[Split.TRAIN]
-        loose = [name for name in _files(folder) if Path(name).suffix.lower() in SUFFIXES]
+        loose = [name for name in files(folder) if Path(name).suffix.lower() in SUFFIXES]
         if loose:
             raise DataError(
                 f"{printable(folder)}: {len(loose)} pictures but no subfolders; "
-                "put each class in its own subfolder"
+                "put each class in its own subfolder, or name file and label in a labels.csv"
             )
         raise DataError(
             f"{printable(folder)}: an empty folder; expected a subfolder with pictures for "
@@ -191,7 +192,7 @@ def open_folder(path: Path) -> FolderSource:
 def open_flat(path: Path) -> FolderSource | None:
     """The pictures that lie directly in that folder, as one class; None when some lie deeper."""
     root = path.absolute()
-    listing = _walk(root)
+    listing = walk(root)
     if not listing.pictures:
         found = f"{len(listing.ignored)} files, none a picture" if listing.ignored else "no file"
         raise DataError(
@@ -213,22 +214,22 @@ def open_flat(path: Path) -> FolderSource | None:
 
 def _layout(root: Path) -> tuple[dict[Split, Path], str | None]:
     """Where the parts' class folders lie, and the official held-out folder's name if any."""
-    visible = _subfolders(root)
-    classes = _subfolders(root / _TRAIN) if _TRAIN in visible else []
+    visible = subfolders(root)
+    classes = subfolders(root / TRAIN) if TRAIN in visible else []
     # A class may be called "train": only one with subfolders can be the training part.
     if not classes:
         return {Split.TRAIN: root}, None
-    beside = [name for name in _HELD_OUT if name in visible]
+    beside = [name for name in HELD_OUT if name in visible]
     for name in beside:
         # A test folder without labels, as contests give them, is no held-out part.
-        if set(classes) & set(_subfolders(root / name)):
-            return {Split.TRAIN: root / _TRAIN, Split.HELD_OUT: root / name}, name
-    if beside or visible == [_TRAIN]:
-        return {Split.TRAIN: root / _TRAIN}, None
+        if set(classes) & set(subfolders(root / name)):
+            return {Split.TRAIN: root / TRAIN, Split.HELD_OUT: root / name}, name
+    if beside or visible == [TRAIN]:
+        return {Split.TRAIN: root / TRAIN}, None
     return {Split.TRAIN: root}, None
 
 
-def _walk(folder: Path) -> Listing:
+def walk(folder: Path) -> Listing:
     """Every regular file below the folder, links followed, each folder entered once."""
     pictures: list[str] = []
     ignored: list[str] = []
@@ -250,11 +251,13 @@ def _walk(folder: Path) -> Listing:
     return Listing(natural(pictures), natural(ignored))
 
 
-def _subfolders(folder: Path) -> list[str]:
+def subfolders(folder: Path) -> list[str]:
+    """The names of the folders directly in it, links followed."""
     return sorted(entry.name for entry in _scan(folder) if _kind(entry) is Kind.FOLDER)
 
 
-def _files(folder: Path) -> list[str]:
+def files(folder: Path) -> list[str]:
+    """The names of everything else directly in it."""
     return sorted(entry.name for entry in _scan(folder) if _kind(entry) is not Kind.FOLDER)
 
 

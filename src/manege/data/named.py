@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from manege.data import digits, idx, toys
+from manege.data import cifar, digits, idx, toys
 from manege.data.arrays import ArraySource, Part, stamp
+from manege.data.cifar import CIFAR_DATASETS
 from manege.data.published import FILES, FILES_OF, IDX_DATASETS, IdxDataset, download, locate
 from manege.data.split import Split
 from manege.errors import DataError
@@ -19,13 +20,15 @@ from manege.errors import DataError
 KNOWN: dict[str, str] = {
     digits.NAME: digits.ABOUT,
     **{dataset.name: dataset.about for dataset in IDX_DATASETS.values()},
+    **{dataset.name: dataset.about for dataset in CIFAR_DATASETS.values()},
     **{toy.name: toy.about for toy in toys.TOYS.values()},
 }
 """The datasets known by name, one line each."""
 
 ACCEPTED: dict[str, str] = {
     "FOLDER": "an image folder: a subfolder a class, PNG, JPEG, BMP or WebP; "
-    "or train/ and test/ (val/, validation/), each with a subfolder a class",
+    "or train/ and test/ (val/, validation/), each with a subfolder a class; or with a labels.csv "
+    "of the columns file, label and maybe split, which wins over subfolders",
     "FILE.npz": "arrays images and labels, maybe test_images and test_labels",
 }
 """What else ``--data`` takes, one line each."""
@@ -37,6 +40,9 @@ def open_named(name: str, root: str | None) -> ArraySource:
         return digits.open_digits()
     if name in toys.TOYS:
         return toys.open_toy(name)
+    if name in CIFAR_DATASETS:
+        family = CIFAR_DATASETS[name]
+        return cifar.open_cifar(family, cifar.locate(family, root) or cifar.download(family))
     dataset = IDX_DATASETS[name]
     return open_idx(dataset, locate(dataset, root) or download(dataset))
 
@@ -52,14 +58,23 @@ def list_datasets(root: str | None) -> list[dict[str, Any]]:
         }
     ]
     for dataset in IDX_DATASETS.values():
-        places = locate(dataset, root)
-        absent = f"not here: would be downloaded from {dataset.url}"
+        files = locate(dataset, root)
         rows.append(
             {
                 "name": dataset.name,
                 "description": dataset.about,
                 "pictures": 70_000,
-                "where": str(places[FILES[0]].parent) if places else absent,
+                "where": str(files[FILES[0]].parent) if files else _absent(dataset.url),
+            }
+        )
+    for family in CIFAR_DATASETS.values():
+        found = cifar.locate(family, root)
+        rows.append(
+            {
+                "name": family.name,
+                "description": family.about,
+                "pictures": cifar.PICTURES,
+                "where": str(found.path) if found else _absent(family.url),
             }
         )
     rows += [
@@ -111,6 +126,10 @@ def open_idx(dataset: IdxDataset, files: dict[str, Path]) -> ArraySource:
         shape=(*shapes[Split.TRAIN], 1),
         official="test",
     )
+
+
+def _absent(url: str) -> str:
+    return f"not here: would be downloaded from {url}"
 
 
 def _read_pictures(path: Path) -> npt.NDArray[np.uint8]:

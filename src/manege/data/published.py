@@ -1,4 +1,4 @@
-"""The published idx datasets: where they lie on this machine, and how they are fetched.
+"""Published datasets: where they lie on this machine, how they are fetched; the idx ones by name.
 
 Nothing is downloaded that already lies in a place of the user's or of the system's. What is in
 the files is read elsewhere.
@@ -90,19 +90,10 @@ def locate(dataset: IdxDataset, root: str | None) -> dict[str, Path] | None:
     Order: ``root``, MANEGE_DATA (each itself or its subfolder of the dataset's name), the
     system's package, the download cache.
     """
-    places: list[Path] = []
-    if root is not None:
-        given = Path(root).expanduser()
-        if not given.is_dir():
-            raise DataError(
-                f"--data-root {printable(root)}: no such folder; expected one with data"
-            )
-        places += [given / dataset.name, given]
-    if env := os.environ.get("MANEGE_DATA"):
-        places += [Path(env).expanduser() / dataset.name, Path(env).expanduser()]
+    folders = places(dataset.name, root)
     if dataset.system is not None:
-        places.append(dataset.system)
-    for folder in places:
+        folders.append(dataset.system)
+    for folder in folders:
         files = _files_in(folder)
         missing = [name for name in FILES if name not in files]
         if files and missing:
@@ -113,43 +104,79 @@ def locate(dataset: IdxDataset, root: str | None) -> dict[str, Path] | None:
         if files:
             return files
     # The cache may hold half a download: that is not the user's fault, and fetching mends it.
-    files = _files_in(_download_folder(dataset))
+    files = _files_in(download_folder(dataset.name))
     return files if len(files) == len(FILES) else None
 
 
 def download(dataset: IdxDataset) -> dict[str, Path]:
     """The four files, fetched into the download cache and checked against their hashes."""
+    needed = ", ".join(f"{name}.gz" for name in FILES)
+    return {
+        name: fetch(
+            dataset.name, dataset.url, f"{name}.gz", known_hash, home=dataset.name, needed=needed
+        )
+        for name, known_hash in zip(FILES, dataset.hashes, strict=True)
+    }
+
+
+def places(home: str, root: str | None) -> list[Path]:
+    """Where the user may keep data: ``root``, then MANEGE_DATA, a subfolder ``home`` first."""
+    folders = []
+    if root is not None:
+        given = Path(root).expanduser()
+        if not given.is_dir():
+            raise DataError(
+                f"--data-root {printable(root)}: no such folder; expected one with data"
+            )
+        folders += [given / home, given]
+    if env := os.environ.get("MANEGE_DATA"):
+        folders += [Path(env).expanduser() / home, Path(env).expanduser()]
+    return folders
+
+
+def download_folder(home: str) -> Path:
+    """Where what is fetched for a dataset is kept."""
+    return cache_folder() / "downloads" / home
+
+
+def fetch(dataset: str, url: str, file: str, known_hash: str, *, home: str, needed: str) -> Path:
+    """The published file, in the download cache and checked against its hash.
+
+    Args:
+        dataset: its name, for people.
+        url: where the file is, with a slash at the end.
+        file: its name there and here.
+        known_hash: ``md5:…`` or ``sha256:…``.
+        home: the folder it is kept in, in the cache as in the user's places.
+        needed: the files that would do instead, for people.
+    """
     import pooch
 
-    folder = _download_folder(dataset)
+    folder = download_folder(home)
     pooch.get_logger().setLevel(logging.WARNING)
-    files = {}
-    for name, known_hash in zip(FILES, dataset.hashes, strict=True):
-        bar = _Bar(f"{dataset.name} {name}") if sys.stderr.isatty() else False
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            fetched = pooch.retrieve(
-                f"{dataset.url}{name}.gz",
-                known_hash=known_hash,
-                fname=f"{name}.gz",
-                path=folder,
-                downloader=pooch.HTTPDownloader(timeout=_TIMEOUT_S, progressbar=bar),
-            )
-        except Exception as error:
-            # requests' own errors are OSErrors without a number; the disk's have one.
-            if isinstance(error, OSError) and error.errno is not None:
-                raise MachineError(
-                    f"{folder}: {dataset.name} cannot be kept there ({error.strerror}); "
-                    "free some space or set MANEGE_CACHE to another folder"
-                ) from error
-            needed = ", ".join(f"{file}.gz" for file in FILES)
-            raise DataError(
-                f"{dataset.name}: {name}.gz is not on this machine and could not be downloaded "
-                f"from {dataset.url} ({_reason(error)}); put {needed} into {folder}, or into a "
-                f"folder {dataset.name}/ below --data-root or MANEGE_DATA"
+    bar = _Bar(f"{dataset} {file.removesuffix('.gz')}") if sys.stderr.isatty() else False
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fetched = pooch.retrieve(
+            f"{url}{file}",
+            known_hash=known_hash,
+            fname=file,
+            path=folder,
+            downloader=pooch.HTTPDownloader(timeout=_TIMEOUT_S, progressbar=bar),
+        )
+    except Exception as error:
+        # requests' own errors are OSErrors without a number; the disk's have one.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise MachineError(
+                f"{folder}: {dataset} cannot be kept there ({error.strerror}); "
+                "free some space or set MANEGE_CACHE to another folder"
             ) from error
-        files[name] = Path(fetched)
-    return files
+        raise DataError(
+            f"{dataset}: {file} is not on this machine and could not be downloaded "
+            f"from {url} ({_reason(error)}); put {needed} into {folder}, or into a "
+            f"folder {home}/ below --data-root or MANEGE_DATA"
+        ) from error
+    return Path(fetched)
 
 
 def _files_in(folder: Path) -> dict[str, Path]:
@@ -161,10 +188,6 @@ def _files_in(folder: Path) -> dict[str, Path]:
                 found[name] = path
                 break
     return found
-
-
-def _download_folder(dataset: IdxDataset) -> Path:
-    return cache_folder() / "downloads" / dataset.name
 
 
 def _reason(error: Exception) -> str:

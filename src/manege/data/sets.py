@@ -22,6 +22,7 @@ from manege.data.cache import Entry
 from manege.data.dataset import Dataset, Source
 from manege.data.decode import Form
 from manege.data.folder import FolderSource, open_flat, open_folder
+from manege.data.labelled import open_labelled
 from manege.data.labels import printable
 from manege.data.npz import open_pictures
 from manege.data.split import Split
@@ -92,8 +93,9 @@ def read_set(source: Path, *, size: int | None = None, channels: int | None = No
     """All pictures of a folder or an .npz file, whoever made them.
 
     Args:
-        source: a folder with a subfolder a class, or with train/ and test/ (joined), or of
-            pictures alone (no labels); an .npz with images, maybe labels.
+        source: a folder with a labels.csv (the pictures it lists), with a subfolder a class, or
+            with train/ and test/ (joined), or of pictures alone (no labels); an .npz with images,
+            maybe labels.
         size: bring them to this side; None expects that all have the same.
         channels: bring them to grey or colour; None is grey where all are.
     """
@@ -165,14 +167,18 @@ def _open(path: Path) -> tuple[Source, bool]:
 
 
 def _open_folder(path: Path) -> tuple[FolderSource, bool]:
-    flat = open_flat(path)
-    if flat is not None:
-        return flat, False
-    source = open_folder(path)
+    source: FolderSource | None = open_labelled(path)
+    place = "below no labels.csv"
+    if source is None:
+        flat = open_flat(path)
+        if flat is not None:
+            return flat, False
+        source = open_folder(path)
+        place = "in no class folder"
     left_out = source.left_out()
     if left_out:
         raise DataError(
-            f"{printable(path)}: {len(left_out)} pictures are in no class folder, "
+            f"{printable(path)}: {len(left_out)} pictures are {place}, "
             f"{printable(left_out[0])} for one; move them away, or name a folder that has only "
             "class folders or only pictures"
         )

@@ -1,0 +1,51 @@
+"""A cache of these tests' own: three digits' feature network is trained once for all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from manege.config import DataConfig
+from manege.data import Dataset, open_dataset
+from manege.metrics import Space, classifier_for
+
+_REAL = os.environ.get("MANEGE_DATA")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One folder for the session, but set module by module: other tests must not see it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "score-cache"))
+        patch.delenv("MANEGE_DATA", raising=False)
+        yield
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of one test's own, to damage at will."""
+    monkeypatch.setenv("MANEGE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder with the real datasets; read before any test hides the variable."""
+    if _REAL is None:
+        pytest.skip("MANEGE_DATA names no folder with real datasets")
+    return Path(_REAL)
+
+
+@pytest.fixture(scope="module")
+def three(_cache: None) -> Dataset:
+    """Three digits, about 160 pictures each to train on and 18 held out."""
+    return open_dataset(DataConfig(source="digits", classes=("3", "7", "8")))
+
+
+@pytest.fixture(scope="module")
+def classifier(three: Dataset) -> Space:
+    """Their feature network."""
+    return classifier_for(three)
