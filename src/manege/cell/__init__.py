@@ -9,6 +9,7 @@ from manege.cell.state import CellState, generator_with, new_pair, new_state
 from manege.cell.step import (
     Noise,
     Pair,
+    Streams,
     draw_noise,
     train_step,
     update_discriminator,
@@ -25,6 +26,7 @@ __all__ = [
     "Noise",
     "Pair",
     "Scorer",
+    "Streams",
     "Weights",
     "draw_noise",
     "generator_with",

@@ -17,7 +17,7 @@ from torch import Tensor
 from manege.cell.individual import Individual
 from manege.cell.score import Best, Judgement, Weights
 from manege.cell.step import Pair
-from manege.config import RunConfig, Training, stream
+from manege.config import RunConfig, SpectralConstraint, Training, stream
 from manege.models import (
     Generator,
     PictureShape,
@@ -151,7 +151,8 @@ def new_pair(
 ) -> Pair:
     """An untrained pair."""
     generator = Individual(build_generator(spec, shape), device)
-    discriminator = Individual(build_discriminator(spec, shape), device)
+    spectral = isinstance(training.constraint, SpectralConstraint)
+    discriminator = Individual(build_discriminator(spec, shape, spectral=spectral), device)
     initialise(generator.network, generator_rng)
     initialise(discriminator.network, discriminator_rng)
     generator.set_learning_rate(training.optimiser.generator_lr)

@@ -13,14 +13,25 @@ import torch
 from torch import Tensor
 
 from manege.cell.individual import Individual
-from manege.config import ClipConstraint, Training
+from manege.config import (
+    ClipConstraint,
+    PenaltyConstraint,
+    R1Constraint,
+    R1R2Constraint,
+    SpectralConstraint,
+    Training,
+)
 from manege.models import (
     Discriminator,
     Generator,
     clip_,
     clippable,
+    compares,
     discriminator_loss,
     generator_loss,
+    gradient_penalty,
+    sharpen_,
+    squared_gradients,
 )
 
 
@@ -38,19 +49,31 @@ class Noise(NamedTuple):
     z_BZ: Tensor
     real_factors_BW: Tensor | None
     fake_factors_BW: Tensor | None
+    mix_B: Tensor | None = None
+    """Where between a real and a fake picture a gradient is penalised, 0 to 1."""
 
 
-def draw_noise(
-    pair: Pair, batch: int, latents: np.random.Generator, dropout: np.random.Generator
-) -> Noise:
+class Streams(NamedTuple):
+    """Where the noise comes from, a stream for each purpose."""
+
+    latents: np.random.Generator
+    dropout: np.random.Generator
+    mixing: np.random.Generator
+
+
+def draw_noise(pair: Pair, batch: int, streams: Streams, training: Training) -> Noise:
     """The noise of one update, from the cell's own streams."""
     device = pair.generator.record.device
     width = (batch, pair.generator.network.latent)
-    z_BZ = torch.from_numpy(latents.standard_normal(width, dtype=np.float32))
-    factors = [_dropout_factors(pair.discriminator.network, batch, dropout) for _ in range(2)]
-    return Noise(
-        z_BZ.to(device), *(None if f is None else torch.from_numpy(f).to(device) for f in factors)
-    )
+    drawn: list[np.ndarray | None] = [streams.latents.standard_normal(width, dtype=np.float32)]
+    drawn += [
+        _dropout_factors(pair.discriminator.network, batch, streams.dropout) for _ in range(2)
+    ]
+    mixes = isinstance(training.constraint, PenaltyConstraint)
+    drawn.append(streams.mixing.random(batch, dtype=np.float32) if mixes else None)
+    z_BZ, *rest = (None if one is None else torch.from_numpy(one).to(device) for one in drawn)
+    assert z_BZ is not None
+    return Noise(z_BZ, *rest)
 
 
 def _dropout_factors(
@@ -77,35 +100,62 @@ def train_step(pair: Pair, reals: list[Tensor], noise: list[Noise], training: Tr
         update_discriminator(pair, batch, one, training)
         for batch, one in zip(reals, noise, strict=False)
     ]
-    return torch.stack([torch.stack(losses).mean(), update_generator(pair, noise[-1], training)])
+    generator_loss = update_generator(pair, reals[-1], noise[-1], training)
+    return torch.stack([torch.stack(losses).mean(), generator_loss])
 
 
 def update_discriminator(pair: Pair, reals: Tensor, noise: Noise, training: Training) -> Tensor:
-    """The discriminator's loss before its update."""
+    """The discriminator's loss before its update, penalties included."""
     with torch.no_grad():  # The generator learns nothing here: no graph through it.
         fakes = pair.generator.network(noise.z_BZ)
-    discriminator = pair.discriminator
-    discriminator.zero_gradients()
+    discriminator, constraint = pair.discriminator, training.constraint
+    if isinstance(constraint, SpectralConstraint):
+        sharpen_(discriminator.network)
+    if isinstance(constraint, R1Constraint | R1R2Constraint):
+        reals = reals.detach().requires_grad_()
+    if isinstance(constraint, R1R2Constraint):
+        fakes.requires_grad_()
     # Real and fake apart: mixed batches would tell BatchNorm which is which.
-    loss = discriminator_loss(
-        training.loss,
-        discriminator.network(reals, noise.real_factors_BW),
-        discriminator.network(fakes, noise.fake_factors_BW),
-    )
-    loss.backward()
+    real_B = discriminator.network(reals, noise.real_factors_BW)
+    fake_B = discriminator.network(fakes, noise.fake_factors_BW)
+    loss = discriminator_loss(training.loss, real_B, fake_B)
+    match constraint:
+        case PenaltyConstraint():
+            loss = loss + constraint.weight * _penalty_between(pair, reals, fakes, noise)
+        case R1Constraint():
+            loss = loss + constraint.gamma / 2 * squared_gradients(real_B, reals).mean()
+        case R1R2Constraint():
+            both_B = squared_gradients(real_B, reals) + squared_gradients(fake_B, fakes)
+            loss = loss + constraint.gamma / 2 * both_B.mean()
+        case _:
+            pass
+    discriminator.zero_gradients()
+    # Only the weights: pictures that want a gradient of their own need not gather this one.
+    loss.backward(inputs=discriminator.parameters)
     _adam(discriminator, training)
-    if isinstance(training.constraint, ClipConstraint):
-        clip_(clippable(discriminator.network), training.constraint.bound)
+    if isinstance(constraint, ClipConstraint):
+        clip_(clippable(discriminator.network), constraint.bound)
     return loss.detach()
 
 
-def update_generator(pair: Pair, noise: Noise, training: Training) -> Tensor:
+def _penalty_between(pair: Pair, reals: Tensor, fakes: Tensor, noise: Noise) -> Tensor:
+    assert noise.mix_B is not None
+    between = torch.lerp(fakes, reals, noise.mix_B[:, None, None, None]).requires_grad_()
+    value_B = pair.discriminator.network(between, noise.real_factors_BW)
+    return gradient_penalty(squared_gradients(value_B, between))
+
+
+def update_generator(pair: Pair, reals: Tensor, noise: Noise, training: Training) -> Tensor:
     """The generator's loss before its update."""
     pair.generator.zero_gradients()
     # The discriminator passes the gradient on but learns nothing: its weights want none.
     pair.discriminator.network.requires_grad_(requires_grad=False)
     fakes = pair.generator.network(noise.z_BZ)
-    loss = generator_loss(training.loss, pair.discriminator.network(fakes, noise.fake_factors_BW))
+    fake_B = pair.discriminator.network(fakes, noise.fake_factors_BW)
+    real_B = fake_B
+    if compares(training.loss):
+        real_B = pair.discriminator.network(reals, noise.real_factors_BW)
+    loss = generator_loss(training.loss, fake_B, real_B)
     loss.backward()
     pair.discriminator.network.requires_grad_(requires_grad=True)
     _adam(pair.generator, training)

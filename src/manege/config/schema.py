@@ -47,6 +47,13 @@ class Loss(StrEnum):
     """What generator and discriminator minimise."""
 
     BCE = "bce"
+    """Non-saturating."""
+    MINIMAX = "minimax"
+    """The saturating generator loss of the first GAN."""
+    LEAST_SQUARES = "least-squares"
+    HINGE = "hinge"
+    RELATIVISTIC = "relativistic"
+    """Each fake against one real picture."""
     WASSERSTEIN = "wasserstein"
 
 
@@ -59,9 +66,12 @@ class ScoreMetric(StrEnum):
 
 
 class Activation(StrEnum):
-    """The non-linearity between the layers of a multilayer perceptron."""
+    """The non-linearity between layers."""
 
     LEAKY_RELU = "leaky_relu"
+    """Of slope 0.2."""
+    RELU = "relu"
+    SILU = "silu"
     TANH = "tanh"
 
 
@@ -104,6 +114,7 @@ Label = Annotated[str, BeforeValidator(_label), Field(min_length=1)]
 Side = Annotated[int, AfterValidator(_side)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+EvenWidth = Annotated[int, Field(ge=2, le=4096, multiple_of=2)]
 
 
 class Section(BaseModel):
@@ -157,6 +168,25 @@ class DcganNetworks(Section):
     batchnorm_eps: float = Field(default=0.8, gt=0)
     """Of every BatchNorm but the generator's first, which has 1e-5 as in Table 1."""
     dropout: float = Field(default=0.25, ge=0, lt=1)
+    """Of the discriminator's channels."""
+    generator_width: EvenWidth = 128
+    """Channels of its maps; half as many before the last layer."""
+    discriminator_width: EvenWidth = 16
+    """Channels of its first block, doubled in each further one."""
+    discriminator_batchnorm: bool = True
+    activation: Activation = Activation.LEAKY_RELU
+
+
+class ResnetNetworks(Section):
+    """A small residual pair; its discriminator has neither BatchNorm nor dropout."""
+
+    kind: Literal["resnet"] = "resnet"
+    latent: int = Field(default=128, ge=1, le=4096)
+    generator_width: EvenWidth = 64
+    """Channels of its maps."""
+    discriminator_width: EvenWidth = 32
+    """Channels of its first block, doubled in each further one."""
+    activation: Activation = Activation.LEAKY_RELU
 
 
 class MlpNetworks(Section):
@@ -168,7 +198,7 @@ class MlpNetworks(Section):
     activation: Activation = Activation.TANH
 
 
-Networks = Annotated[DcganNetworks | MlpNetworks, Field(discriminator="kind")]
+Networks = Annotated[DcganNetworks | ResnetNetworks | MlpNetworks, Field(discriminator="kind")]
 
 
 class NoConstraint(Section):
@@ -184,7 +214,42 @@ class ClipConstraint(Section):
     bound: Positive = 0.01
 
 
-Constraint = Annotated[NoConstraint | ClipConstraint, Field(discriminator="kind")]
+class PenaltyConstraint(Section):
+    """WGAN-GP: gradients at pictures between real and fake are drawn to norm 1."""
+
+    kind: Literal["gp"] = "gp"
+    weight: Positive = 10.0
+
+
+class SpectralConstraint(Section):
+    """Every layer of the discriminator is divided by its spectral norm."""
+
+    kind: Literal["spectral"] = "spectral"
+
+
+class R1Constraint(Section):
+    """Gradients at real pictures are drawn to 0."""
+
+    kind: Literal["r1"] = "r1"
+    gamma: Positive = 0.1
+
+
+class R1R2Constraint(Section):
+    """Gradients at real and at fake pictures are drawn to 0."""
+
+    kind: Literal["r1r2"] = "r1r2"
+    gamma: Positive = 0.1
+
+
+Constraint = Annotated[
+    NoConstraint
+    | ClipConstraint
+    | PenaltyConstraint
+    | SpectralConstraint
+    | R1Constraint
+    | R1R2Constraint,
+    Field(discriminator="kind"),
+]
 
 
 class Optimiser(Section):
@@ -263,7 +328,30 @@ class RunConfig(Section):
                 f"networks: found {self.networks.kind} for {self.data.source}, but points need "
                 "--networks mlp"
             )
+        if (problem := self._nonsense()) is not None:
+            raise ValueError(problem)
         return self
+
+    def _nonsense(self) -> str | None:
+        """Why loss, constraint and networks make no sense together, or None."""
+        kind, loss = self.training.constraint.kind, self.training.loss
+        if kind == "clip" and loss is not Loss.WASSERSTEIN:
+            return (
+                f"training.constraint: clip bounds a Wasserstein critic, and the loss is {loss}, "
+                "whose logits must be free to grow; use r1, gp or spectral"
+            )
+        mixed = isinstance(self.networks, DcganNetworks) and self.networks.discriminator_batchnorm
+        if mixed and kind in ("gp", "r1", "r1r2"):
+            return (
+                f"training.constraint: {kind} penalises each picture's own gradient, which "
+                "BatchNorm mixes with its batch's; set networks.discriminator_batchnorm=false"
+            )
+        if mixed and kind == "spectral":
+            return (
+                "training.constraint: BatchNorm scales the discriminator up again after spectral "
+                "norms have bounded it; set networks.discriminator_batchnorm=false"
+            )
+        return None
 
     def identity(self) -> str:
         """Digest of what decides the arithmetic: two runs that share it compute the same bits.

@@ -17,6 +17,7 @@ from manege.cell import (
     Judgement,
     Noise,
     Scorer,
+    Streams,
     draw_noise,
     generator_with,
     new_state,
@@ -155,10 +156,14 @@ class PerClass:
                 to_floats(pictures[batch_at(order, first + k, training.batch)].to(self._device))
                 for k in range(training.n_critic)
             ]
-            latents = stream(self._config.seed, cell=cell, purpose="latents", **place)
-            dropout = stream(self._config.seed, cell=cell, purpose="dropout", **place)
+            streams = Streams(
+                *(
+                    stream(self._config.seed, cell=cell, purpose=purpose, **place)
+                    for purpose in Streams._fields
+                )
+            )
             noise = [
-                draw_noise(state.pair, len(reals[0]), latents, dropout)
+                draw_noise(state.pair, len(reals[0]), streams, training)
                 for _ in range(training.n_critic + 1)
             ]
         return reals, noise

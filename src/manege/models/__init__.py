@@ -3,9 +3,15 @@
 Owns the mathematics of the networks. Draws no random number, knows no cell, file or process.
 """
 
-from manege.models.constraints import clip_, clippable
+from manege.models.constraints import (
+    clip_,
+    clippable,
+    gradient_penalty,
+    sharpen_,
+    squared_gradients,
+)
 from manege.models.layout import ALIGN, fill, layout_of, named_tensors, tensors_in
-from manege.models.losses import discriminator_loss, generator_loss
+from manege.models.losses import compares, discriminator_loss, generator_loss
 from manege.models.networks import (
     Discriminator,
     Generator,
@@ -27,13 +33,17 @@ __all__ = [
     "build_generator",
     "clip_",
     "clippable",
+    "compares",
     "discriminator_loss",
     "fill",
     "generate",
     "generator_loss",
+    "gradient_penalty",
     "initialise",
     "layout_of",
     "named_tensors",
+    "sharpen_",
+    "squared_gradients",
     "tensors_in",
     "to_bytes",
     "to_floats",

@@ -18,10 +18,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manege.config import Activation, DcganNetworks, MlpNetworks
-from manege.models.layers import SLOPE, BatchNorm2d, LastConv, UpsampleConv, scale_channels
+from manege.config import DcganNetworks, MlpNetworks, ResnetNetworks
+from manege.models.layers import (
+    BatchNorm2d,
+    Conv,
+    ConvPool,
+    Dense,
+    LastConv,
+    SpectralLayer,
+    UpsampleConv,
+    activate,
+    scale_channels,
+)
 
-Spec = DcganNetworks | MlpNetworks
+_SHARPENINGS = 20
+"""Power iterations on fresh weights; training adds one at each update."""
+
+Spec = DcganNetworks | ResnetNetworks | MlpNetworks
 
 
 @dataclass(frozen=True)
@@ -55,20 +68,26 @@ def build_generator(spec: Spec, shape: PictureShape) -> Generator:
         match spec:
             case DcganNetworks():
                 return DcganGenerator(spec, shape)
+            case ResnetNetworks():
+                return ResnetGenerator(spec, shape)
             case MlpNetworks():
                 return MlpGenerator(spec, shape)
             case _:
                 assert_never(spec)
 
 
-def build_discriminator(spec: Spec, shape: PictureShape) -> Discriminator:
-    """A discriminator without storage, as `build_generator`."""
+def build_discriminator(
+    spec: Spec, shape: PictureShape, *, spectral: bool = False
+) -> Discriminator:
+    """A discriminator without storage, as `build_generator`; maybe with spectral norms."""
     with torch.device("meta"):
         match spec:
             case DcganNetworks():
-                return DcganDiscriminator(spec, shape)
+                return DcganDiscriminator(spec, shape, spectral=spectral)
+            case ResnetNetworks():
+                return ResnetDiscriminator(spec, shape, spectral=spectral)
             case MlpNetworks():
-                return MlpDiscriminator(spec, shape)
+                return MlpDiscriminator(spec, shape, spectral=spectral)
             case _:
                 assert_never(spec)
 
@@ -79,55 +98,64 @@ class DcganGenerator(Generator):
     def __init__(self, spec: DcganNetworks, shape: PictureShape) -> None:
         super().__init__()
         self.latent = spec.latent
-        doublings = 2 + max(0, ceil(log2(shape.size / 32)))
+        self.activation = spec.activation
+        self.width = spec.generator_width
+        doublings = _doublings(shape)
         self.start = shape.size >> doublings
-        self.linear = nn.Linear(spec.latent, 128 * self.start**2)
-        self.norm = BatchNorm2d(128, eps=1e-5)
-        widths = [128] * doublings + [64]
+        self.linear = nn.Linear(spec.latent, self.width * self.start**2)
+        self.norm = BatchNorm2d(self.width, eps=1e-5)
+        widths = [self.width] * doublings + [self.width // 2]
         self.blocks = nn.ModuleList(
-            UpBlock(inputs, outputs, eps=spec.batchnorm_eps) for inputs, outputs in pairwise(widths)
+            UpBlock(inputs, outputs, spec) for inputs, outputs in pairwise(widths)
         )
-        self.out = LastConv(64, shape.channels)
+        self.out = LastConv(widths[-1], shape.channels)
 
     def forward(self, z_BZ: Tensor) -> Tensor:
         """B×C×S×S pictures, channels last in memory."""
-        x = F.leaky_relu_(self.linear(z_BZ), SLOPE).view(-1, 128, self.start, self.start)
+        x = activate(self.linear(z_BZ), self.activation)
+        x = x.view(-1, self.width, self.start, self.start)
         x = self.norm(x.contiguous(memory_format=torch.channels_last))
         for block in self.blocks:
             x = block(x)
         return torch.tanh_(self.out(x))
 
 
-class UpBlock(nn.Module):
-    """Doubling, convolution, BatchNorm, LeakyReLU."""
+def _doublings(shape: PictureShape) -> int:
+    return 2 + max(0, ceil(log2(shape.size / 32)))
 
-    def __init__(self, inputs: int, outputs: int, *, eps: float) -> None:
+
+class UpBlock(nn.Module):
+    """Doubling, convolution, BatchNorm, activation."""
+
+    def __init__(self, inputs: int, outputs: int, spec: DcganNetworks) -> None:
         super().__init__()
+        self.activation = spec.activation
         self.conv = UpsampleConv(inputs, outputs)
-        self.norm = BatchNorm2d(outputs, eps=eps)
+        self.norm = BatchNorm2d(outputs, eps=spec.batchnorm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """Twice as large."""
-        return F.leaky_relu_(self.norm(self.conv(x)), SLOPE)
+        return activate(self.norm(self.conv(x)), self.activation)
 
 
 class DcganDiscriminator(Discriminator):
     """Table 2; a fifth block from side 128 up."""
 
-    def __init__(self, spec: DcganNetworks, shape: PictureShape) -> None:
+    def __init__(self, spec: DcganNetworks, shape: PictureShape, *, spectral: bool) -> None:
         super().__init__()
-        widths = [16, 32, 64, 128] + [256] * (shape.size >= 128)
+        first = spec.discriminator_width
+        widths = [first << k for k in range(5 if shape.size >= 128 else 4)]
         self.dropout = spec.dropout
         self.dropout_width = sum(widths) if spec.dropout else 0
         side, inputs = shape.size, shape.channels
         blocks: list[DownBlock] = []
         for outputs in widths:
-            eps = spec.batchnorm_eps if blocks else None
-            blocks.append(DownBlock(inputs, outputs, eps=eps))
+            norm = bool(blocks) and spec.discriminator_batchnorm
+            blocks.append(DownBlock(inputs, outputs, spec, norm=norm, spectral=spectral))
             inputs, side = outputs, (side + 1) // 2
         self.blocks = nn.ModuleList(blocks)
         self.widths = widths
-        self.linear = nn.Linear(inputs * side * side, 1)
+        self.linear = Dense(inputs * side * side, 1, spectral=spectral)
 
     def forward(self, x_BCSS: Tensor, factors_BW: Tensor | None = None) -> Tensor:
         """B values."""
@@ -140,19 +168,111 @@ class DcganDiscriminator(Discriminator):
 
 
 class DownBlock(nn.Module):
-    """Convolution of stride 2, LeakyReLU, dropout by channel, BatchNorm (not in the first)."""
+    """Convolution of stride 2, activation, dropout by channel, BatchNorm (not in the first)."""
 
-    def __init__(self, inputs: int, outputs: int, *, eps: float | None) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, spec: DcganNetworks, *, norm: bool, spectral: bool
+    ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1)
-        self.norm = BatchNorm2d(outputs, eps=eps) if eps is not None else None
+        self.activation = spec.activation
+        self.conv = Conv(inputs, outputs, stride=2, spectral=spectral)
+        self.norm = BatchNorm2d(outputs, eps=spec.batchnorm_eps) if norm else None
 
     def forward(self, x: Tensor, factors_BC: Tensor | None) -> Tensor:
         """Half as large."""
-        x = F.leaky_relu_(self.conv(x), SLOPE)
+        x = activate(self.conv(x), self.activation)
         if factors_BC is not None:
             x = scale_channels(x, factors_BC)
         return self.norm(x) if self.norm is not None else x
+
+
+class ResnetGenerator(Generator):
+    """Residual blocks from a small map to the picture, doublings as in the convolutional pair."""
+
+    def __init__(self, spec: ResnetNetworks, shape: PictureShape) -> None:
+        super().__init__()
+        self.latent = spec.latent
+        self.activation = spec.activation
+        self.width = spec.generator_width
+        doublings = _doublings(shape)
+        self.start = shape.size >> doublings
+        self.linear = nn.Linear(spec.latent, self.width * self.start**2)
+        self.blocks = nn.ModuleList(UpResidual(spec) for _ in range(doublings))
+        self.norm = BatchNorm2d(self.width, eps=1e-5)
+        self.out = LastConv(self.width, shape.channels)
+
+    def forward(self, z_BZ: Tensor) -> Tensor:
+        """B×C×S×S pictures, channels last in memory."""
+        x = self.linear(z_BZ).view(-1, self.width, self.start, self.start)
+        x = x.contiguous(memory_format=torch.channels_last)
+        for block in self.blocks:
+            x = block(x)
+        return torch.tanh_(self.out(activate(self.norm(x), self.activation)))
+
+
+class UpResidual(nn.Module):
+    """BatchNorm, activation, doubling and convolution, and once more; beside the doubled input."""
+
+    def __init__(self, spec: ResnetNetworks) -> None:
+        super().__init__()
+        self.activation = spec.activation
+        width = spec.generator_width
+        self.norms = nn.ModuleList(BatchNorm2d(width, eps=1e-5) for _ in range(2))
+        self.up = UpsampleConv(width, width)
+        self.conv = Conv(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Twice as large."""
+        y: Tensor = self.up(activate(self.norms[0](x), self.activation))
+        y = self.conv(activate(self.norms[1](y), self.activation))
+        y += F.interpolate(x, scale_factor=2, mode="nearest")
+        return y
+
+
+class ResnetDiscriminator(Discriminator):
+    """Residual blocks down to a small map, summed up; no BatchNorm, no dropout."""
+
+    def __init__(self, spec: ResnetNetworks, shape: PictureShape, *, spectral: bool) -> None:
+        super().__init__()
+        self.activation = spec.activation
+        first = spec.discriminator_width
+        widths = [shape.channels, *(first << k for k in range(_doublings(shape) + 1))]
+        self.blocks = nn.ModuleList(
+            DownResidual(inputs, outputs, spec, first=number == 0, spectral=spectral)
+            for number, (inputs, outputs) in enumerate(pairwise(widths))
+        )
+        self.linear = Dense(widths[-1], 1, spectral=spectral)
+
+    def forward(self, x_BCSS: Tensor, factors_BW: Tensor | None = None) -> Tensor:
+        """B values."""
+        x = x_BCSS
+        for block in self.blocks:
+            x = block(x)
+        values: Tensor = self.linear(activate(x, self.activation).sum((2, 3)))
+        return values.squeeze(1)
+
+
+class DownResidual(nn.Module):
+    """Activation and convolution twice, halved; beside the halved input."""
+
+    def __init__(
+        self, inputs: int, outputs: int, spec: ResnetNetworks, *, first: bool, spectral: bool
+    ) -> None:
+        super().__init__()
+        self.activation = spec.activation
+        self.first = first
+        self.conv = Conv(inputs, outputs, spectral=spectral)
+        self.pool = ConvPool(outputs, outputs, spectral=spectral)
+        self.skip = Conv(inputs, outputs, kernel=1, spectral=spectral)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Half as large."""
+        # A picture's own values are no features yet: the first block does not bend them.
+        y: Tensor = x if self.first else activate(x.clone(), self.activation)
+        y = self.pool(activate(self.conv(y), self.activation))
+        # Averaging before the 1×1 convolution gives the same as after it, at a quarter of the cost.
+        y += self.skip(F.avg_pool2d(x, 2))
+        return y
 
 
 class MlpGenerator(Generator):
@@ -162,7 +282,8 @@ class MlpGenerator(Generator):
         super().__init__()
         self.latent = spec.latent
         self.shape = shape
-        self.body = _perceptron(spec, spec.latent, shape.channels * shape.size**2)
+        pixels = shape.channels * shape.size**2
+        self.body = Perceptron(spec, spec.latent, pixels, spectral=False)
 
     def forward(self, z_BZ: Tensor) -> Tensor:
         """B×C×S×S pictures."""
@@ -173,9 +294,9 @@ class MlpGenerator(Generator):
 class MlpDiscriminator(Discriminator):
     """Table I of the cellular paper."""
 
-    def __init__(self, spec: MlpNetworks, shape: PictureShape) -> None:
+    def __init__(self, spec: MlpNetworks, shape: PictureShape, *, spectral: bool) -> None:
         super().__init__()
-        self.body = _perceptron(spec, shape.channels * shape.size**2, 1)
+        self.body = Perceptron(spec, shape.channels * shape.size**2, 1, spectral=spectral)
 
     def forward(self, x_BCSS: Tensor, factors_BW: Tensor | None = None) -> Tensor:
         """B values."""
@@ -183,17 +304,24 @@ class MlpDiscriminator(Discriminator):
         return values.squeeze(1)
 
 
-def _perceptron(spec: MlpNetworks, inputs: int, outputs: int) -> nn.Sequential:
-    def activation() -> nn.Module:
-        return nn.Tanh() if spec.activation is Activation.TANH else nn.LeakyReLU(SLOPE)
+class Perceptron(nn.Module):
+    """Three linear layers."""
 
-    return nn.Sequential(
-        nn.Linear(inputs, spec.hidden),
-        activation(),
-        nn.Linear(spec.hidden, spec.hidden),
-        activation(),
-        nn.Linear(spec.hidden, outputs),
-    )
+    def __init__(self, spec: MlpNetworks, inputs: int, outputs: int, *, spectral: bool) -> None:
+        super().__init__()
+        self.activation = spec.activation
+        widths = [inputs, spec.hidden, spec.hidden, outputs]
+        self.layers = nn.ModuleList(
+            Dense(before, after, spectral=spectral) for before, after in pairwise(widths)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """B×outputs."""
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = activate(layer(x), self.activation)
+        y: Tensor = last(x)
+        return y
 
 
 @torch.no_grad()
@@ -211,3 +339,8 @@ def initialise(network: nn.Module, rng: np.random.Generator) -> None:
                 if parameter is not None:
                     drawn = rng.random(tuple(parameter.shape), dtype=np.float32)
                     parameter.copy_(torch.from_numpy((2 * drawn - 1) * np.float32(bound)))
+        if isinstance(module, SpectralLayer) and module.u is not None:
+            drawn = rng.standard_normal(len(module.u), dtype=np.float32)
+            module.u.copy_(torch.from_numpy(drawn / np.linalg.norm(drawn)))
+            for _ in range(_SHARPENINGS):
+                module.sharpen_()
