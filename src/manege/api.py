@@ -20,7 +20,15 @@ import numpy as np
 from manege import device
 from manege.comparison import Comparison
 from manege.comparison import compare as compare_runs
-from manege.config import DcganNetworks, RunConfig, ScoreMetric, amended, resolve, to_yaml
+from manege.config import (
+    DcganNetworks,
+    RunConfig,
+    ScoreMetric,
+    amended,
+    partition,
+    resolve,
+    to_yaml,
+)
 from manege.data import KNOWN, Dataset, Split, open_dataset
 from manege.errors import ConfigError
 from manege.evaluation import Evaluation, Options, Subject
@@ -243,7 +251,8 @@ def _space_of(
             raise KeyboardInterrupt(stopped_by)
 
     space = space_for(dataset, Telling(say, progress))
-    ClassScorer(config.score, space, dataset)  # Refuses what it could not score.
+    # Refuses what it could not score.
+    ClassScorer(config.score, space, dataset, partition(config.method, dataset.labels))
     return space
 
 
@@ -267,8 +276,14 @@ def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
     source = config.data.source
     if source not in KNOWN:
         source = str(Path(source).expanduser().resolve())  # Resume may start elsewhere.
-    data = {"data.source": source, "data.size": dataset.size, "data.channels": dataset.channels}
-    return amended(config, data)
+    flip = config.training.flip
+    settled = {
+        "data.source": source,
+        "data.size": dataset.size,
+        "data.channels": dataset.channels,
+        "training.flip": dataset.flippable if flip is None else flip,
+    }
+    return amended(config, settled)
 
 
 def _data_record(dataset: Dataset) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from manege import pictures
-from manege.config import DataConfig, resolve, stream
+from manege.config import ALL, DataConfig, resolve, stream
 from manege.data import (
     KNOWN,
     Dataset,
@@ -300,6 +300,8 @@ def _require_same_labels(
 ) -> None:
     if against.dataset is None:
         return
+    if model.labels == (ALL,):
+        return  # One GAN for all the data: its pictures have no labels.
     wanted, have = against.dataset.labels, model.labels
     common = [label for label in wanted if label in have]
     lacking = [label for label in wanted if label not in have]
@@ -440,7 +442,8 @@ def _contest(
 def _drawn(judged: _Judged, count: int, options: Options, counting: Counting) -> PictureSet:
     assert judged.model is not None
     drawn = judged.model.sample(count, seed=options.seed, progress=counting("drawn"))
-    return PictureSet(judged.name, "all", drawn.pictures, drawn.labels, judged.digest)
+    labels = None if judged.model.labels == (ALL,) else drawn.labels
+    return PictureSet(judged.name, "all", drawn.pictures, labels, judged.digest)
 
 
 def _chosen(own: PictureSet, count: int, seed: int) -> PictureSet:

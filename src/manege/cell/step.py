@@ -22,12 +22,16 @@ from manege.config import (
     Training,
 )
 from manege.models import (
+    Changes,
     Discriminator,
     Generator,
+    PictureShape,
+    change,
     clip_,
     clippable,
     compares,
     discriminator_loss,
+    draw_changes,
     generator_loss,
     gradient_penalty,
     sharpen_,
@@ -43,6 +47,15 @@ class Pair:
     discriminator: Individual[Discriminator]
 
 
+class Batch(NamedTuple):
+    """Real pictures, and what they show where the pair is conditional."""
+
+    pictures: Tensor
+    """In [-1, 1]."""
+    labels_B: Tensor | None = None
+    """The fakes made beside them get the same labels."""
+
+
 class Noise(NamedTuple):
     """All random numbers of one forward pass through a pair."""
 
@@ -51,29 +64,44 @@ class Noise(NamedTuple):
     fake_factors_BW: Tensor | None
     mix_B: Tensor | None = None
     """Where between a real and a fake picture a gradient is penalised, 0 to 1."""
+    real_changes: Changes | None = None
+    fake_changes: Changes | None = None
+    """How pictures are augmented before the discriminator sees them."""
 
 
 class Streams(NamedTuple):
-    """Where the noise comes from, a stream for each purpose."""
+    """Where a step's random numbers come from, a stream for each purpose."""
 
     latents: np.random.Generator
     dropout: np.random.Generator
     mixing: np.random.Generator
+    flips: np.random.Generator
+    changes: np.random.Generator
 
 
-def draw_noise(pair: Pair, batch: int, streams: Streams, training: Training) -> Noise:
-    """The noise of one update, from the cell's own streams."""
+def draw_noise(
+    pair: Pair,
+    batch: int,
+    streams: Streams,
+    training: Training,
+    augment: float = 0.0,
+    shape: PictureShape | None = None,
+) -> Noise:
+    """The noise of one update, from the cell's own streams; `augment` is the chance of a change."""
     device = pair.generator.record.device
     width = (batch, pair.generator.network.latent)
-    drawn: list[np.ndarray | None] = [streams.latents.standard_normal(width, dtype=np.float32)]
-    drawn += [
+    z_BZ = torch.from_numpy(streams.latents.standard_normal(width, dtype=np.float32))
+    factors = [
         _dropout_factors(pair.discriminator.network, batch, streams.dropout) for _ in range(2)
     ]
     mixes = isinstance(training.constraint, PenaltyConstraint)
-    drawn.append(streams.mixing.random(batch, dtype=np.float32) if mixes else None)
-    z_BZ, *rest = (None if one is None else torch.from_numpy(one).to(device) for one in drawn)
-    assert z_BZ is not None
-    return Noise(z_BZ, *rest)
+    mix_B = streams.mixing.random(batch, dtype=np.float32) if mixes else None
+    changes: list[Changes | None] = [None, None]
+    if augment > 0 and shape is not None:
+        drawn = [draw_changes(streams.changes, batch, shape.size, augment) for _ in range(2)]
+        changes = [Changes(*(tensor.to(device) for tensor in one)) for one in drawn]
+    ready = [None if one is None else torch.from_numpy(one).to(device) for one in (*factors, mix_B)]
+    return Noise(z_BZ.to(device), ready[0], ready[1], ready[2], changes[0], changes[1])
 
 
 def _dropout_factors(
@@ -86,12 +114,12 @@ def _dropout_factors(
     return kept * np.float32(1 / (1 - network.dropout))
 
 
-def train_step(pair: Pair, reals: list[Tensor], noise: list[Noise], training: Training) -> Tensor:
+def train_step(pair: Pair, reals: list[Batch], noise: list[Noise], training: Training) -> Tensor:
     """Losses (discriminator's, generator's) of some discriminator updates, then one generator's.
 
     Args:
         pair: updated in place.
-        reals: a batch in [-1, 1] for each discriminator update.
+        reals: a batch for each discriminator update.
         noise: one for each discriminator update and one for the generator's.
         training: the loss, the constraint, the optimiser.
     """
@@ -104,10 +132,12 @@ def train_step(pair: Pair, reals: list[Tensor], noise: list[Noise], training: Tr
     return torch.stack([torch.stack(losses).mean(), generator_loss])
 
 
-def update_discriminator(pair: Pair, reals: Tensor, noise: Noise, training: Training) -> Tensor:
+def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Training) -> Tensor:
     """The discriminator's loss before its update, penalties included."""
+    labels_B = batch.labels_B
+    reals = _augmented(batch.pictures, noise.real_changes)
     with torch.no_grad():  # The generator learns nothing here: no graph through it.
-        fakes = pair.generator.network(noise.z_BZ)
+        fakes = _augmented(pair.generator.network(noise.z_BZ, labels_B), noise.fake_changes)
     discriminator, constraint = pair.discriminator, training.constraint
     if isinstance(constraint, SpectralConstraint):
         sharpen_(discriminator.network)
@@ -116,12 +146,14 @@ def update_discriminator(pair: Pair, reals: Tensor, noise: Noise, training: Trai
     if isinstance(constraint, R1R2Constraint):
         fakes.requires_grad_()
     # Real and fake apart: mixed batches would tell BatchNorm which is which.
-    real_B = discriminator.network(reals, noise.real_factors_BW)
-    fake_B = discriminator.network(fakes, noise.fake_factors_BW)
+    real_B = discriminator.network(reals, noise.real_factors_BW, labels_B)
+    fake_B = discriminator.network(fakes, noise.fake_factors_BW, labels_B)
     loss = discriminator_loss(training.loss, real_B, fake_B)
     match constraint:
         case PenaltyConstraint():
-            loss = loss + constraint.weight * _penalty_between(pair, reals, fakes, noise)
+            loss = loss + constraint.weight * _penalty_between(
+                pair, Batch(reals, labels_B), fakes, noise
+            )
         case R1Constraint():
             loss = loss + constraint.gamma / 2 * squared_gradients(real_B, reals).mean()
         case R1R2Constraint():
@@ -138,28 +170,35 @@ def update_discriminator(pair: Pair, reals: Tensor, noise: Noise, training: Trai
     return loss.detach()
 
 
-def _penalty_between(pair: Pair, reals: Tensor, fakes: Tensor, noise: Noise) -> Tensor:
+def _penalty_between(pair: Pair, batch: Batch, fakes: Tensor, noise: Noise) -> Tensor:
     assert noise.mix_B is not None
-    between = torch.lerp(fakes, reals, noise.mix_B[:, None, None, None]).requires_grad_()
-    value_B = pair.discriminator.network(between, noise.real_factors_BW)
+    between = torch.lerp(fakes, batch.pictures, noise.mix_B[:, None, None, None])
+    between.requires_grad_()
+    value_B = pair.discriminator.network(between, noise.real_factors_BW, batch.labels_B)
     return gradient_penalty(squared_gradients(value_B, between))
 
 
-def update_generator(pair: Pair, reals: Tensor, noise: Noise, training: Training) -> Tensor:
+def update_generator(pair: Pair, batch: Batch, noise: Noise, training: Training) -> Tensor:
     """The generator's loss before its update."""
     pair.generator.zero_gradients()
     # The discriminator passes the gradient on but learns nothing: its weights want none.
     pair.discriminator.network.requires_grad_(requires_grad=False)
-    fakes = pair.generator.network(noise.z_BZ)
-    fake_B = pair.discriminator.network(fakes, noise.fake_factors_BW)
+    labels_B = batch.labels_B
+    fakes = _augmented(pair.generator.network(noise.z_BZ, labels_B), noise.fake_changes)
+    fake_B = pair.discriminator.network(fakes, noise.fake_factors_BW, labels_B)
     real_B = fake_B
     if compares(training.loss):
-        real_B = pair.discriminator.network(reals, noise.real_factors_BW)
+        reals = _augmented(batch.pictures, noise.real_changes)
+        real_B = pair.discriminator.network(reals, noise.real_factors_BW, labels_B)
     loss = generator_loss(training.loss, fake_B, real_B)
     loss.backward()
     pair.discriminator.network.requires_grad_(requires_grad=True)
     _adam(pair.generator, training)
     return loss.detach()
+
+
+def _augmented(pictures: Tensor, changes: Changes | None) -> Tensor:
+    return pictures if changes is None else change(pictures, changes)
 
 
 def _adam(

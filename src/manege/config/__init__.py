@@ -5,9 +5,11 @@ Owns validation and its messages. Knows nothing of data, networks, files of a ru
 
 from manege.config.presets import DEFAULT_PRESET, PRESETS
 from manege.config.schema import (
+    ALL,
     SIZES,
     SMALLEST_CLASS,
     Activation,
+    AdaptiveAugment,
     ClipConstraint,
     Constraint,
     DataConfig,
@@ -16,6 +18,7 @@ from manege.config.schema import (
     Method,
     MlpNetworks,
     Networks,
+    NoAugment,
     NoConstraint,
     Optimiser,
     PenaltyConstraint,
@@ -28,16 +31,19 @@ from manege.config.schema import (
     SpectralConstraint,
     Training,
     parse_duration,
+    partition,
 )
 from manege.config.seeds import stream
 from manege.config.sources import amended, load_yaml, resolve, to_yaml
 
 __all__ = [
+    "ALL",
     "DEFAULT_PRESET",
     "PRESETS",
     "SIZES",
     "SMALLEST_CLASS",
     "Activation",
+    "AdaptiveAugment",
     "ClipConstraint",
     "Constraint",
     "DataConfig",
@@ -46,6 +52,7 @@ __all__ = [
     "Method",
     "MlpNetworks",
     "Networks",
+    "NoAugment",
     "NoConstraint",
     "Optimiser",
     "PenaltyConstraint",
@@ -60,6 +67,7 @@ __all__ = [
     "amended",
     "load_yaml",
     "parse_duration",
+    "partition",
     "resolve",
     "stream",
     "to_yaml",

@@ -41,6 +41,11 @@ class Method(StrEnum):
     """How cells share data and centres."""
 
     PER_CLASS = "per-class"
+    """A pair for each label."""
+    SINGLE = "single"
+    """One pair for all the data, labels unseen."""
+    CONDITIONAL = "conditional"
+    """One pair for all the data, told the labels."""
 
 
 class Loss(StrEnum):
@@ -252,6 +257,27 @@ Constraint = Annotated[
 ]
 
 
+class NoAugment(Section):
+    """Pictures are shown as they are."""
+
+    kind: Literal["none"] = "none"
+
+
+class AdaptiveAugment(Section):
+    """Both kinds of pictures are changed at random, the more the discriminator overfits."""
+
+    kind: Literal["adaptive"] = "adaptive"
+    target: float = Field(default=0.6, gt=0, lt=1)
+    """Overfitting that is let be: 0 none, 1 training pictures known by heart."""
+    every_steps: int = Field(default=16, ge=1)
+    step: float = Field(default=0.02, gt=0, le=1)
+    """By how much the chance of a change rises or falls each time."""
+    most: float = Field(default=0.8, gt=0, le=1)
+
+
+Augment = Annotated[NoAugment | AdaptiveAugment, Field(discriminator="kind")]
+
+
 class Optimiser(Section):
     """Adam, a rate for each network."""
 
@@ -274,6 +300,11 @@ class Training(Section):
     """Length of a round; one pass over the cell's data when null."""
     ema: float = Field(default=0.0, ge=0, lt=1)
     """Decay of the running average of the generator's weights; 0 keeps none."""
+    flip: bool | None = False
+    """Real pictures are mirrored at random; null lets the data decide."""
+    augment: Augment = NoAugment()
+    attempts: int = Field(default=1, ge=1, le=100)
+    """How often a round that breaks down is tried before the class is given up."""
 
 
 class Checkpoints(Section):
@@ -297,6 +328,17 @@ class Score(Section):
     every_rounds: int = Field(default=5, ge=1)
     samples: int = Field(default=512, ge=SMALLEST_CLASS, le=100_000)
     """Pictures drawn for each score, at latents that never change over a run."""
+
+
+ALL = "all"
+"""The key of the one cell that sees all the data."""
+
+
+def partition(method: Method, labels: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The method's cells, and the labels each sees the pictures of."""
+    if method is Method.PER_CLASS:
+        return {label: (label,) for label in labels}
+    return {ALL: labels}
 
 
 class RunConfig(Section):

@@ -3,6 +3,7 @@
 Owns the mathematics of the networks. Draws no random number, knows no cell, file or process.
 """
 
+from manege.models.augment import Changes, change, draw_changes
 from manege.models.constraints import (
     clip_,
     clippable,
@@ -20,21 +21,25 @@ from manege.models.networks import (
     build_discriminator,
     build_generator,
     initialise,
+    with_label,
 )
 from manege.models.pixels import generate, to_bytes, to_floats
 
 __all__ = [
     "ALIGN",
+    "Changes",
     "Discriminator",
     "Generator",
     "PictureShape",
     "Spec",
     "build_discriminator",
     "build_generator",
+    "change",
     "clip_",
     "clippable",
     "compares",
     "discriminator_loss",
+    "draw_changes",
     "fill",
     "generate",
     "generator_loss",
@@ -47,4 +52,5 @@ __all__ = [
     "tensors_in",
     "to_bytes",
     "to_floats",
+    "with_label",
 ]

@@ -138,6 +138,18 @@ class Dense(nn.Linear, SpectralLayer):
         return F.linear(x_BI, self.bounded_weight(), self.bias)
 
 
+class Embed(nn.Embedding, SpectralLayer):
+    """A learnt row for each label."""
+
+    def __init__(self, labels: int, width: int, *, spectral: bool = False) -> None:
+        super().__init__(labels, width)
+        self.register_buffer("u", torch.empty(labels) if spectral else None)
+
+    def forward(self, labels_B: Tensor) -> Tensor:
+        """B×width."""
+        return F.embedding(labels_B, self.bounded_weight())
+
+
 class LastConv(nn.Conv2d):
     """A 3×3 convolution to one or three channels, computed as the transposed one it equals.
 
