@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from manege import pictures
-from manege.config import ALL, DataConfig, resolve, stream
+from manege.config import DataConfig, resolve, stream
 from manege.data import (
     KNOWN,
     Dataset,
@@ -278,6 +278,8 @@ def _with_classes(judged: _Judged, classes: tuple[str, ...] | None) -> _Judged:
     if classes is None:
         return judged
     if judged.model is not None:
+        if judged.model.unlabelled:
+            return judged
         gone = [label for label in judged.model.labels if label not in classes]
         model = judged.model.without(gone) if gone else judged.model
         return replace(judged, model=model, digest=model.digest)
@@ -300,7 +302,7 @@ def _require_same_labels(
 ) -> None:
     if against.dataset is None:
         return
-    if model.labels == (ALL,):
+    if model.unlabelled:
         return  # One GAN for all the data: its pictures have no labels.
     wanted, have = against.dataset.labels, model.labels
     common = [label for label in wanted if label in have]
@@ -442,7 +444,7 @@ def _contest(
 def _drawn(judged: _Judged, count: int, options: Options, counting: Counting) -> PictureSet:
     assert judged.model is not None
     drawn = judged.model.sample(count, seed=options.seed, progress=counting("drawn"))
-    labels = None if judged.model.labels == (ALL,) else drawn.labels
+    labels = None if judged.model.unlabelled else drawn.labels
     return PictureSet(judged.name, "all", drawn.pictures, labels, judged.digest)
 
 

@@ -167,9 +167,10 @@ class _Driver:
         """One round, or as much of it as stop and budget allow."""
         self._phases.clear()
         steps_before = worker.state.step
-        before = time.monotonic()
+        clock = time.process_time if self._config.budget_clock == "cpu" else time.monotonic
+        before = clock()
         for step in self._method.advance(worker.cell, worker.state):
-            now = time.monotonic()
+            now = clock()
             worker.spent_s += now - before
             self._watcher.step(worker.cell, step, worker.fraction(step, share_s))
             failpoint("step")
@@ -184,7 +185,7 @@ class _Driver:
                 raise _Stop(stopped_by)
             if worker.over_budget(share_s):
                 return
-            before = time.monotonic()
+            before = clock()
 
     def _end_round(self, worker: _CellRun, step: Step, steps_here: int) -> None:
         """Tell of a round that is done, `steps_here` of its steps in this process."""

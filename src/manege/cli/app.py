@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from manege.cli import data, model, scores
+from manege.cli import sweep as sweeping
 from manege.cli.output import emit_json, say
 from manege.errors import (
     EXIT_FAILED_CELL,
@@ -281,6 +282,7 @@ def export(
 
 app.command()(scores.evaluate)
 app.command()(scores.compare)
+app.command()(sweeping.sweep)
 
 
 def _checkpoint_every(text: str | None) -> dict[str, Any]:

@@ -350,7 +350,9 @@ class RunConfig(Section):
     rounds: int | None = Field(default=None, ge=1, le=10_000_000)
     """Total rounds of every cell."""
     budget_s: Seconds | None = None
-    """Wall time of training, shared out over the classes; with rounds, whichever ends first."""
+    """Time of training, shared out over the classes; with rounds, whichever ends first."""
+    budget_clock: Literal["wall", "cpu"] = "wall"
+    """What the budget counts: time that passes, or this process's computing time."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d+)$")
     threads_per_cell: int = Field(default=1, ge=1, le=256)
     """Two threads change a convolution's bits, so this belongs to the run, not the machine."""
