@@ -33,7 +33,7 @@ from manege.data import KNOWN, Dataset, Split, open_dataset
 from manege.errors import ConfigError
 from manege.evaluation import Evaluation, Options, Subject
 from manege.evaluation import evaluate as evaluate_subject
-from manege.metrics import ClassScorer, Space, Telling, save_space, space_for
+from manege.metrics import ClassScorer, Space, Telling, save_space, scored_data, space_for
 from manege.progress import Lines, counter
 from manege.rundir import RunDir
 from manege.sampler import Model, Samples, of_run, open_model, run_config, run_data, save
@@ -250,7 +250,7 @@ def _space_of(
         if stopped_by := stop():
             raise KeyboardInterrupt(stopped_by)
 
-    space = space_for(dataset, Telling(say, progress))
+    space = space_for(scored_data(config.data), Telling(say, progress))
     # Refuses what it could not score.
     ClassScorer(config.score, space, dataset, partition(config.method, dataset.labels))
     return space

@@ -47,6 +47,7 @@ from manege.metrics import (
     mnist_logits_space,
     random_space,
     save_space,
+    scored_data,
     space_for,
     training_digest,
 )
@@ -134,8 +135,10 @@ class _Against:
     """What it is held against."""
 
     reference: PictureSet
-    other: PictureSet | None
-    dataset: Dataset | None
+    other: PictureSet | None = None
+    dataset: Dataset | None = None
+    scored: Dataset | None = None
+    """All classes of the same source: what the feature network is made from."""
 
 
 def evaluate(
@@ -216,17 +219,18 @@ def _open_reference(
     if options.reference not in [split.value for split in Split]:
         raise ConfigError(f"--reference {options.reference}: expected held-out or train")
     if isinstance(data, np.ndarray):
-        return _Against(_set_of_array(data, "array", None), None, None)
+        return _Against(_set_of_array(data, "array", None))
     # Pictures of whatever size, without labels, are a reference too.
     if data is not None and str(data) not in KNOWN and not has_labels(Path(data)):
         size, channels = _form(judged, options)
-        return _Against(read_set(Path(data), size=size, channels=channels), None, None)
-    dataset = survey(_data_config(data, judged, options))
+        return _Against(read_set(Path(data), size=size, channels=channels))
+    config = _data_config(data, judged, options)
+    dataset = survey(config)
     limit = max(MOST, options.samples or 0)
     chosen = Split(options.reference)
     train, held_out = (set_of(dataset, split, limit) for split in Split)
     reference, other = (train, held_out) if chosen is Split.TRAIN else (held_out, train)
-    return _Against(reference, other if len(other) else None, dataset)
+    return _Against(reference, other if len(other) else None, dataset, scored_data(config))
 
 
 def _form(judged: _Judged, options: Options) -> tuple[int | None, int | None]:
@@ -326,7 +330,7 @@ def _open_space(
     say: Callable[[str], None],
     counting: Counting,
 ) -> Space:
-    reference, dataset = against.reference, against.dataset
+    reference, dataset = against.reference, against.scored
     telling = Telling(say, counting("feature network: seen"))
     kind, _, file = options.features.partition("=")
     match kind:
