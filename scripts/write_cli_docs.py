@@ -15,6 +15,7 @@ COMMANDS = (
     ("export",),
     ("evaluate",),
     ("compare",),
+    ("sweep",),
     ("model",),
     ("model", "show"),
     ("model", "merge"),

@@ -20,12 +20,20 @@ import numpy as np
 from manege import device
 from manege.comparison import Comparison
 from manege.comparison import compare as compare_runs
-from manege.config import DcganNetworks, RunConfig, ScoreMetric, amended, resolve, to_yaml
+from manege.config import (
+    DcganNetworks,
+    RunConfig,
+    ScoreMetric,
+    amended,
+    partition,
+    resolve,
+    to_yaml,
+)
 from manege.data import KNOWN, Dataset, Split, open_dataset
 from manege.errors import ConfigError
 from manege.evaluation import Evaluation, Options, Subject
 from manege.evaluation import evaluate as evaluate_subject
-from manege.metrics import ClassScorer, Space, Telling, save_space, space_for
+from manege.metrics import ClassScorer, Space, Telling, save_space, scored_data, space_for
 from manege.progress import Lines, counter
 from manege.rundir import RunDir
 from manege.sampler import Model, Samples, of_run, open_model, run_config, run_data, save
@@ -242,8 +250,9 @@ def _space_of(
         if stopped_by := stop():
             raise KeyboardInterrupt(stopped_by)
 
-    space = space_for(dataset, Telling(say, progress))
-    ClassScorer(config.score, space, dataset)  # Refuses what it could not score.
+    space = space_for(scored_data(config.data), Telling(say, progress))
+    # Refuses what it could not score.
+    ClassScorer(config.score, space, dataset, partition(config.method, dataset.labels))
     return space
 
 
@@ -267,8 +276,14 @@ def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
     source = config.data.source
     if source not in KNOWN:
         source = str(Path(source).expanduser().resolve())  # Resume may start elsewhere.
-    data = {"data.source": source, "data.size": dataset.size, "data.channels": dataset.channels}
-    return amended(config, data)
+    flip = config.training.flip
+    settled = {
+        "data.source": source,
+        "data.size": dataset.size,
+        "data.channels": dataset.channels,
+        "training.flip": dataset.flippable if flip is None else flip,
+    }
+    return amended(config, settled)
 
 
 def _data_record(dataset: Dataset) -> Mapping[str, Any]:

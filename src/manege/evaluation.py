@@ -47,6 +47,7 @@ from manege.metrics import (
     mnist_logits_space,
     random_space,
     save_space,
+    scored_data,
     space_for,
     training_digest,
 )
@@ -134,8 +135,10 @@ class _Against:
     """What it is held against."""
 
     reference: PictureSet
-    other: PictureSet | None
-    dataset: Dataset | None
+    other: PictureSet | None = None
+    dataset: Dataset | None = None
+    scored: Dataset | None = None
+    """All classes of the same source: what the feature network is made from."""
 
 
 def evaluate(
@@ -216,17 +219,18 @@ def _open_reference(
     if options.reference not in [split.value for split in Split]:
         raise ConfigError(f"--reference {options.reference}: expected held-out or train")
     if isinstance(data, np.ndarray):
-        return _Against(_set_of_array(data, "array", None), None, None)
+        return _Against(_set_of_array(data, "array", None))
     # Pictures of whatever size, without labels, are a reference too.
     if data is not None and str(data) not in KNOWN and not has_labels(Path(data)):
         size, channels = _form(judged, options)
-        return _Against(read_set(Path(data), size=size, channels=channels), None, None)
-    dataset = survey(_data_config(data, judged, options))
+        return _Against(read_set(Path(data), size=size, channels=channels))
+    config = _data_config(data, judged, options)
+    dataset = survey(config)
     limit = max(MOST, options.samples or 0)
     chosen = Split(options.reference)
     train, held_out = (set_of(dataset, split, limit) for split in Split)
     reference, other = (train, held_out) if chosen is Split.TRAIN else (held_out, train)
-    return _Against(reference, other if len(other) else None, dataset)
+    return _Against(reference, other if len(other) else None, dataset, scored_data(config))
 
 
 def _form(judged: _Judged, options: Options) -> tuple[int | None, int | None]:
@@ -278,6 +282,8 @@ def _with_classes(judged: _Judged, classes: tuple[str, ...] | None) -> _Judged:
     if classes is None:
         return judged
     if judged.model is not None:
+        if judged.model.unlabelled:
+            return judged
         gone = [label for label in judged.model.labels if label not in classes]
         model = judged.model.without(gone) if gone else judged.model
         return replace(judged, model=model, digest=model.digest)
@@ -300,6 +306,8 @@ def _require_same_labels(
 ) -> None:
     if against.dataset is None:
         return
+    if model.unlabelled:
+        return  # One GAN for all the data: its pictures have no labels.
     wanted, have = against.dataset.labels, model.labels
     common = [label for label in wanted if label in have]
     lacking = [label for label in wanted if label not in have]
@@ -322,7 +330,7 @@ def _open_space(
     say: Callable[[str], None],
     counting: Counting,
 ) -> Space:
-    reference, dataset = against.reference, against.dataset
+    reference, dataset = against.reference, against.scored
     telling = Telling(say, counting("feature network: seen"))
     kind, _, file = options.features.partition("=")
     match kind:
@@ -440,7 +448,8 @@ def _contest(
 def _drawn(judged: _Judged, count: int, options: Options, counting: Counting) -> PictureSet:
     assert judged.model is not None
     drawn = judged.model.sample(count, seed=options.seed, progress=counting("drawn"))
-    return PictureSet(judged.name, "all", drawn.pictures, drawn.labels, judged.digest)
+    labels = None if judged.model.unlabelled else drawn.labels
+    return PictureSet(judged.name, "all", drawn.pictures, labels, judged.digest)
 
 
 def _chosen(own: PictureSet, count: int, seed: int) -> PictureSet:

@@ -110,6 +110,8 @@ def _important(event: dict[str, Any]) -> str | None:
     match event["event"]:
         case "warning":
             return f"warning: {event['message']}"
+        case "rollback":
+            return f"{event['cell']}: round {event['round']} again: {event['reason']}"
         case "score":
             return f"{event['cell']}: {_score(event)}"
         case "cell_failed":

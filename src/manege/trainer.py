@@ -6,7 +6,6 @@ mathematics (that is the method's) and no screen (watchers look on).
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,11 +14,11 @@ from typing import Any, Protocol
 
 from manege import device, pictures, sampler
 from manege.cell import CellState, Judgement
-from manege.config import RunConfig, ScoreMetric
+from manege.config import RunConfig, ScoreMetric, partition
 from manege.data import Dataset
 from manege.errors import CheckpointError
 from manege.failpoints import failpoint
-from manege.methods import PerClass, Step
+from manege.methods import Independent, Step
 from manege.metrics import ClassScorer, load_space
 from manege.rundir import RunDir, cell_folder
 
@@ -93,7 +92,7 @@ class _Driver:
         self._stop = stop
         self._phases: dict[str, float] = {}
         self._scorer = _open_scorer(config, rundir, dataset)
-        self._method = PerClass(
+        self._method = Independent(
             config, dataset, device.resolve(config.device), self._timer, self._scorer
         )
         self._identity = config.identity()
@@ -168,12 +167,15 @@ class _Driver:
         """One round, or as much of it as stop and budget allow."""
         self._phases.clear()
         steps_before = worker.state.step
-        before = time.monotonic()
+        clock = time.process_time if self._config.budget_clock == "cpu" else time.monotonic
+        before = clock()
         for step in self._method.advance(worker.cell, worker.state):
-            now = time.monotonic()
+            now = clock()
             worker.spent_s += now - before
             self._watcher.step(worker.cell, step, worker.fraction(step, share_s))
             failpoint("step")
+            if step.trouble is not None:
+                self._tell_trouble(worker, step)
             if step.losses is not None:
                 self._end_round(worker, step, steps_here=step.steps - steps_before)
             if worker.commit_due(step):
@@ -183,14 +185,10 @@ class _Driver:
                 raise _Stop(stopped_by)
             if worker.over_budget(share_s):
                 return
-            before = time.monotonic()
+            before = clock()
 
     def _end_round(self, worker: _CellRun, step: Step, steps_here: int) -> None:
         """Tell of a round that is done, `steps_here` of its steps in this process."""
-        losses = step.losses or {}
-        bad = sorted(name for name, value in losses.items() if not math.isfinite(value))
-        if bad:
-            raise _CellFailed(f"the {bad[0]}'s loss is {losses[bad[0]]} in round {step.round_}")
         train_s = self._phases.get("train", 0.0)
         self._emit(
             "round",
@@ -198,14 +196,32 @@ class _Driver:
             round=step.round_,
             steps=step.steps,
             images=step.steps * step.images,
-            losses=dict(losses),
+            losses=dict(step.losses or {}),
             phases_s={name: round(value, 6) for name, value in self._phases.items()},
             images_per_s=round(steps_here * step.images / train_s, 2) if train_s else None,
+            spread=step.spread,
+            augment=dict(step.augment) if step.augment else None,
         )
         if step.judgement is not None:
             worker.tell_score(self._emit, step.judgement)
         if step.round_ % self._config.sheets.every_rounds == 0:
             worker.draw_sheet(self._emit)
+
+    def _tell_trouble(self, worker: _CellRun, step: Step) -> None:
+        """Tell of a round that broke down, and give the cell up after too many attempts."""
+        attempts = self._config.training.attempts
+        if attempts > 1:
+            self._emit(
+                "rollback",
+                cell=worker.cell,
+                round=step.round_,
+                step=step.step,
+                attempt=worker.state.attempt,
+                reason=step.trouble,
+            )
+        if worker.state.attempt >= attempts:
+            times = f", at {attempts} attempts" if attempts > 1 else ""
+            raise _CellFailed(f"{step.trouble} in round {step.round_}{times}")
 
     def _write_model(self, failed: dict[str, str]) -> None:
         """The combined sampler of all cells that did not fail, and its sheet."""
@@ -263,7 +279,8 @@ def _open_scorer(config: RunConfig, rundir: RunDir, dataset: Dataset) -> ClassSc
     """The run's scorer, from the feature network in its ``scorer/``."""
     if config.score.metric is ScoreMetric.NONE:
         return None
-    return ClassScorer(config.score, load_space(rundir.path / "scorer"), dataset)
+    parts = partition(config.method, dataset.labels)
+    return ClassScorer(config.score, load_space(rundir.path / "scorer"), dataset, parts)
 
 
 Emit = Callable[..., None]
@@ -276,7 +293,7 @@ class _CellRun:
         self,
         cell: str,
         config: RunConfig,
-        method: PerClass,
+        method: Independent,
         identity: str,
         rundir: RunDir,
         space: str | None,
@@ -380,6 +397,8 @@ class _CellRun:
         if here[:2] == self._committed[:2] and here[2] <= self._committed[2]:
             return
         if not self.state.is_finite():
+            if self.state.step > 0:
+                return  # The watchdog meets it at the next step.
             raise _CellFailed(f"a weight or loss is not finite in round {self.state.round_ + 1}")
         start = time.monotonic()
         commit = self._rundir.commit(

@@ -49,6 +49,7 @@ class Individual(Generic[Network]):
             slot.owner.register_parameter(slot.attribute, parameter)
         for slot in self._layout.buffers:
             slot.owner.register_buffer(slot.attribute, slot.of(self.record))
+        self.parameters = list(network.parameters())
         self.learning_rate = 0.0
         self._set_header("parent", -1)
 

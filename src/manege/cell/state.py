@@ -17,7 +17,7 @@ from torch import Tensor
 from manege.cell.individual import Individual
 from manege.cell.score import Best, Judgement, Weights
 from manege.cell.step import Pair
-from manege.config import RunConfig, Training, stream
+from manege.config import RunConfig, SpectralConstraint, Training, stream
 from manege.models import (
     Generator,
     PictureShape,
@@ -33,6 +33,16 @@ _RAMP = 9
 """The average forgets its beginning: update n weighs at least 9 / (9 + n)."""
 
 
+@dataclass(frozen=True)
+class Good:
+    """What a round began with."""
+
+    arrays: dict[str, np.ndarray]
+    """Copies of all that training changes."""
+    averaged: int
+    augment: float
+
+
 @dataclass
 class CellState:
     """One cell's centre and its place in time."""
@@ -43,7 +53,7 @@ class CellState:
     step: int = 0
     """Steps done of the round under way."""
     attempt: int = 0
-    """How often the watchdog rolled back."""
+    """How often the round under way broke down and was begun again."""
     loss_sums: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     """Over the steps of the round under way: discriminator's, generator's."""
     ema: Tensor | None = None
@@ -52,6 +62,14 @@ class CellState:
     """Updates that are in the average."""
     best: Best | None = None
     """The generator that scored best so far, where there is a scorer."""
+    widest: float = 0.0
+    """The largest spread that samples had at the end of a round."""
+    augment: float = 0.0
+    """The chance of each kind of change to a picture."""
+    overfit: float = 0.0
+    """As it was last told from pictures kept out of training."""
+    good: Good | None = None
+    """What the round under way began with, where it may be begun again."""
 
     @torch.no_grad()
     def average(self, decay: float) -> None:
@@ -60,6 +78,42 @@ class CellState:
             kept = min(decay, self.averaged / (self.averaged + _RAMP))
             self.ema.lerp_(self.pair.generator.body, 1 - kept)
             self.averaged += 1
+
+    def remember(self) -> None:
+        """Keep what the round begins with; one that is under way has kept it already."""
+        if self.step == 0:
+            arrays = {name: array.copy() for name, array in self._changing().items()}
+            self.good = Good(arrays, self.averaged, self.augment)
+
+    def roll_back(self) -> None:
+        """Begin the round again, on another attempt."""
+        self.attempt += 1
+        self.step = 0
+        self.loss_sums.zero_()
+        if self.good is not None:
+            self._take(self.good.arrays)
+            self.averaged, self.augment = self.good.averaged, self.good.augment
+
+    def end_round(self, spread: float) -> None:
+        """The round is done; its samples spread so far."""
+        self.round_ += 1
+        self.step = self.attempt = 0
+        self.loss_sums.zero_()
+        self.widest = max(self.widest, spread)
+        self.good = None
+
+    def growth(self) -> float:
+        """How many times larger a network's weights have become since the round began."""
+        if self.good is None:
+            return 1.0
+        grown = []
+        for name, weights in (
+            ("generator", self.pair.generator.weights),
+            ("discriminator", self.pair.discriminator.weights),
+        ):
+            before = np.linalg.norm(self.good.arrays[name][: len(weights)])
+            grown.append(float(weights.norm()) / float(before))
+        return max(grown)
 
     def bodies(self) -> dict[Weights, Tensor]:
         """Every set of weights the generator has, with its buffers."""
@@ -75,12 +129,12 @@ class CellState:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Everything but the counters, as numpy arrays."""
+        good = {} if self.good is None or not self.step else self.good.arrays
         return {
-            "generator": self.pair.generator.to_numpy(),
-            "discriminator": self.pair.discriminator.to_numpy(),
+            **self._changing(),
             "loss_sums": self.loss_sums.cpu().numpy(),
-            **({} if self.ema is None else {"ema": self.ema.cpu().numpy()}),
             **({} if self.best is None else {"best": self.best.body}),
+            **{f"good {name}": array for name, array in good.items()},
         }
 
     def is_finite(self) -> bool:
@@ -95,29 +149,53 @@ class CellState:
 
     def counters(self) -> dict[str, Any]:
         """The rest."""
+        under_way = self.good is not None and self.step > 0
         return {
             "round": self.round_,
             "step": self.step,
             "attempt": self.attempt,
             "averaged": self.averaged,
             "best": None if self.best is None else self.best.told,
+            "widest": self.widest,
+            "augment": self.augment,
+            "overfit": self.overfit,
+            "good": [self.good.averaged, self.good.augment] if under_way and self.good else None,
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], counters: Mapping[str, Any]) -> None:
         """Become the state those two were taken from."""
-        self.pair.generator.load(arrays["generator"])
-        self.pair.discriminator.load(arrays["discriminator"])
+        self._take(arrays)
         self.loss_sums.copy_(torch.from_numpy(arrays["loss_sums"].copy()))
         self.round_, self.step = int(counters["round"]), int(counters["step"])
         self.attempt = int(counters["attempt"])
         self.averaged = int(counters["averaged"])
-        if self.ema is not None:
-            self.ema.copy_(torch.from_numpy(arrays["ema"]))
+        self.widest = float(counters["widest"])
+        self.augment, self.overfit = float(counters["augment"]), float(counters["overfit"])
         if counters["best"] is not None:
             self.best = Best(arrays["best"], dict(counters["best"]))
+        if counters["good"] is not None:
+            averaged, augment = counters["good"]
+            kept = {name: arrays[f"good {name}"] for name in self._changing()}
+            self.good = Good(kept, int(averaged), float(augment))
+
+    def _changing(self) -> dict[str, np.ndarray]:
+        """All that training changes; on a CPU views."""
+        return {
+            "generator": self.pair.generator.to_numpy(),
+            "discriminator": self.pair.discriminator.to_numpy(),
+            **({} if self.ema is None else {"ema": self.ema.cpu().numpy()}),
+        }
+
+    def _take(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.pair.generator.load(arrays["generator"])
+        self.pair.discriminator.load(arrays["discriminator"])
+        if self.ema is not None:
+            self.ema.copy_(torch.from_numpy(arrays["ema"]))
 
 
-def new_state(config: RunConfig, cell: str, shape: PictureShape, device: torch.device) -> CellState:
+def new_state(
+    config: RunConfig, cell: str, shape: PictureShape, device: torch.device, num_labels: int = 0
+) -> CellState:
     """Centre 0 of a cell, a function of the seed and the cell's key."""
     pair = new_pair(
         config.networks,
@@ -126,6 +204,7 @@ def new_state(config: RunConfig, cell: str, shape: PictureShape, device: torch.d
         device,
         stream(config.seed, cell=cell, purpose="init generator"),
         stream(config.seed, cell=cell, purpose="init discriminator"),
+        num_labels,
     )
     return CellState(
         pair,
@@ -134,9 +213,9 @@ def new_state(config: RunConfig, cell: str, shape: PictureShape, device: torch.d
     )
 
 
-def generator_with(spec: Spec, shape: PictureShape, body: Tensor) -> Generator:
+def generator_with(spec: Spec, shape: PictureShape, body: Tensor, num_labels: int = 0) -> Generator:
     """A generator that reads its weights and buffers from `body`, which stays what it is."""
-    generator = build_generator(spec, shape)
+    generator = build_generator(spec, shape, num_labels)
     fill(generator, tensors_in(generator, body))
     return generator
 
@@ -148,10 +227,14 @@ def new_pair(
     device: torch.device,
     generator_rng: np.random.Generator,
     discriminator_rng: np.random.Generator,
+    num_labels: int = 0,
 ) -> Pair:
     """An untrained pair."""
-    generator = Individual(build_generator(spec, shape), device)
-    discriminator = Individual(build_discriminator(spec, shape), device)
+    generator = Individual(build_generator(spec, shape, num_labels), device)
+    spectral = isinstance(training.constraint, SpectralConstraint)
+    discriminator = Individual(
+        build_discriminator(spec, shape, num_labels, spectral=spectral), device
+    )
     initialise(generator.network, generator_rng)
     initialise(discriminator.network, discriminator_rng)
     generator.set_learning_rate(training.optimiser.generator_lr)

@@ -13,14 +13,29 @@ import torch
 from torch import Tensor
 
 from manege.cell.individual import Individual
-from manege.config import ClipConstraint, Training
+from manege.config import (
+    ClipConstraint,
+    PenaltyConstraint,
+    R1Constraint,
+    R1R2Constraint,
+    SpectralConstraint,
+    Training,
+)
 from manege.models import (
+    Changes,
     Discriminator,
     Generator,
+    PictureShape,
+    change,
     clip_,
     clippable,
+    compares,
     discriminator_loss,
+    draw_changes,
     generator_loss,
+    gradient_penalty,
+    sharpen_,
+    squared_gradients,
 )
 
 
@@ -32,25 +47,61 @@ class Pair:
     discriminator: Individual[Discriminator]
 
 
+class Batch(NamedTuple):
+    """Real pictures, and what they show where the pair is conditional."""
+
+    pictures: Tensor
+    """In [-1, 1]."""
+    labels_B: Tensor | None = None
+    """The fakes made beside them get the same labels."""
+
+
 class Noise(NamedTuple):
     """All random numbers of one forward pass through a pair."""
 
     z_BZ: Tensor
     real_factors_BW: Tensor | None
     fake_factors_BW: Tensor | None
+    mix_B: Tensor | None = None
+    """Where between a real and a fake picture a gradient is penalised, 0 to 1."""
+    real_changes: Changes | None = None
+    fake_changes: Changes | None = None
+    """How pictures are augmented before the discriminator sees them."""
+
+
+class Streams(NamedTuple):
+    """Where a step's random numbers come from, a stream for each purpose."""
+
+    latents: np.random.Generator
+    dropout: np.random.Generator
+    mixing: np.random.Generator
+    flips: np.random.Generator
+    changes: np.random.Generator
 
 
 def draw_noise(
-    pair: Pair, batch: int, latents: np.random.Generator, dropout: np.random.Generator
+    pair: Pair,
+    batch: int,
+    streams: Streams,
+    training: Training,
+    augment: float = 0.0,
+    shape: PictureShape | None = None,
 ) -> Noise:
-    """The noise of one update, from the cell's own streams."""
+    """The noise of one update, from the cell's own streams; `augment` is the chance of a change."""
     device = pair.generator.record.device
     width = (batch, pair.generator.network.latent)
-    z_BZ = torch.from_numpy(latents.standard_normal(width, dtype=np.float32))
-    factors = [_dropout_factors(pair.discriminator.network, batch, dropout) for _ in range(2)]
-    return Noise(
-        z_BZ.to(device), *(None if f is None else torch.from_numpy(f).to(device) for f in factors)
-    )
+    z_BZ = torch.from_numpy(streams.latents.standard_normal(width, dtype=np.float32))
+    factors = [
+        _dropout_factors(pair.discriminator.network, batch, streams.dropout) for _ in range(2)
+    ]
+    mixes = isinstance(training.constraint, PenaltyConstraint)
+    mix_B = streams.mixing.random(batch, dtype=np.float32) if mixes else None
+    changes: list[Changes | None] = [None, None]
+    if augment > 0 and shape is not None:
+        drawn = [draw_changes(streams.changes, batch, shape.size, augment) for _ in range(2)]
+        changes = [Changes(*(tensor.to(device) for tensor in one)) for one in drawn]
+    ready = [None if one is None else torch.from_numpy(one).to(device) for one in (*factors, mix_B)]
+    return Noise(z_BZ.to(device), ready[0], ready[1], ready[2], changes[0], changes[1])
 
 
 def _dropout_factors(
@@ -63,12 +114,12 @@ def _dropout_factors(
     return kept * np.float32(1 / (1 - network.dropout))
 
 
-def train_step(pair: Pair, reals: list[Tensor], noise: list[Noise], training: Training) -> Tensor:
+def train_step(pair: Pair, reals: list[Batch], noise: list[Noise], training: Training) -> Tensor:
     """Losses (discriminator's, generator's) of some discriminator updates, then one generator's.
 
     Args:
         pair: updated in place.
-        reals: a batch in [-1, 1] for each discriminator update.
+        reals: a batch for each discriminator update.
         noise: one for each discriminator update and one for the generator's.
         training: the loss, the constraint, the optimiser.
     """
@@ -77,39 +128,77 @@ def train_step(pair: Pair, reals: list[Tensor], noise: list[Noise], training: Tr
         update_discriminator(pair, batch, one, training)
         for batch, one in zip(reals, noise, strict=False)
     ]
-    return torch.stack([torch.stack(losses).mean(), update_generator(pair, noise[-1], training)])
+    generator_loss = update_generator(pair, reals[-1], noise[-1], training)
+    return torch.stack([torch.stack(losses).mean(), generator_loss])
 
 
-def update_discriminator(pair: Pair, reals: Tensor, noise: Noise, training: Training) -> Tensor:
-    """The discriminator's loss before its update."""
+def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Training) -> Tensor:
+    """The discriminator's loss before its update, penalties included."""
+    labels_B = batch.labels_B
+    reals = _augmented(batch.pictures, noise.real_changes)
     with torch.no_grad():  # The generator learns nothing here: no graph through it.
-        fakes = pair.generator.network(noise.z_BZ)
-    discriminator = pair.discriminator
-    discriminator.zero_gradients()
+        fakes = _augmented(pair.generator.network(noise.z_BZ, labels_B), noise.fake_changes)
+    discriminator, constraint = pair.discriminator, training.constraint
+    if isinstance(constraint, SpectralConstraint):
+        sharpen_(discriminator.network)
+    if isinstance(constraint, R1Constraint | R1R2Constraint):
+        reals = reals.detach().requires_grad_()
+    if isinstance(constraint, R1R2Constraint):
+        fakes.requires_grad_()
     # Real and fake apart: mixed batches would tell BatchNorm which is which.
-    loss = discriminator_loss(
-        training.loss,
-        discriminator.network(reals, noise.real_factors_BW),
-        discriminator.network(fakes, noise.fake_factors_BW),
-    )
-    loss.backward()
+    real_B = discriminator.network(reals, noise.real_factors_BW, labels_B)
+    fake_B = discriminator.network(fakes, noise.fake_factors_BW, labels_B)
+    loss = discriminator_loss(training.loss, real_B, fake_B)
+    match constraint:
+        case PenaltyConstraint():
+            loss = loss + constraint.weight * _penalty_between(
+                pair, Batch(reals, labels_B), fakes, noise
+            )
+        case R1Constraint():
+            loss = loss + constraint.gamma / 2 * squared_gradients(real_B, reals).mean()
+        case R1R2Constraint():
+            both_B = squared_gradients(real_B, reals) + squared_gradients(fake_B, fakes)
+            loss = loss + constraint.gamma / 2 * both_B.mean()
+        case _:
+            pass
+    discriminator.zero_gradients()
+    # Only the weights: pictures that want a gradient of their own need not gather this one.
+    loss.backward(inputs=discriminator.parameters)
     _adam(discriminator, training)
-    if isinstance(training.constraint, ClipConstraint):
-        clip_(clippable(discriminator.network), training.constraint.bound)
+    if isinstance(constraint, ClipConstraint):
+        clip_(clippable(discriminator.network), constraint.bound)
     return loss.detach()
 
 
-def update_generator(pair: Pair, noise: Noise, training: Training) -> Tensor:
+def _penalty_between(pair: Pair, batch: Batch, fakes: Tensor, noise: Noise) -> Tensor:
+    assert noise.mix_B is not None
+    between = torch.lerp(fakes, batch.pictures, noise.mix_B[:, None, None, None])
+    between.requires_grad_()
+    value_B = pair.discriminator.network(between, noise.real_factors_BW, batch.labels_B)
+    return gradient_penalty(squared_gradients(value_B, between))
+
+
+def update_generator(pair: Pair, batch: Batch, noise: Noise, training: Training) -> Tensor:
     """The generator's loss before its update."""
     pair.generator.zero_gradients()
     # The discriminator passes the gradient on but learns nothing: its weights want none.
     pair.discriminator.network.requires_grad_(requires_grad=False)
-    fakes = pair.generator.network(noise.z_BZ)
-    loss = generator_loss(training.loss, pair.discriminator.network(fakes, noise.fake_factors_BW))
+    labels_B = batch.labels_B
+    fakes = _augmented(pair.generator.network(noise.z_BZ, labels_B), noise.fake_changes)
+    fake_B = pair.discriminator.network(fakes, noise.fake_factors_BW, labels_B)
+    real_B = fake_B
+    if compares(training.loss):
+        reals = _augmented(batch.pictures, noise.real_changes)
+        real_B = pair.discriminator.network(reals, noise.real_factors_BW, labels_B)
+    loss = generator_loss(training.loss, fake_B, real_B)
     loss.backward()
     pair.discriminator.network.requires_grad_(requires_grad=True)
     _adam(pair.generator, training)
     return loss.detach()
+
+
+def _augmented(pictures: Tensor, changes: Changes | None) -> Tensor:
+    return pictures if changes is None else change(pictures, changes)
 
 
 def _adam(

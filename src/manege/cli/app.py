@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from manege.cli import data, model, scores
+from manege.cli import sweep as sweeping
 from manege.cli.output import emit_json, say
 from manege.errors import (
     EXIT_FAILED_CELL,
@@ -52,7 +53,13 @@ def train(
             help="digits, mnist, fashion-mnist, ring8, grid25, an image folder, or an .npz file."
         ),
     ],
-    method: Annotated[str | None, typer.Option(help="per-class: a pair for each label.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="per-class (a pair for each label), single (one for all, labels unseen) or "
+            "conditional (one for all, told the labels)."
+        ),
+    ] = None,
     preset: Annotated[
         str | None,
         typer.Option(help="paper (Wasserstein, the default) or paper-dc (binary cross-entropy)."),
@@ -76,10 +83,26 @@ def train(
     limit_per_class: Annotated[
         int | None, typer.Option(help="Train on at most so many pictures of a class.")
     ] = None,
-    networks: Annotated[str | None, typer.Option(help="dcgan or mlp.")] = None,
-    loss: Annotated[str | None, typer.Option(help="bce or wasserstein.")] = None,
+    networks: Annotated[str | None, typer.Option(help="dcgan, resnet or mlp.")] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(help="bce, minimax, least-squares, hinge, relativistic or wasserstein."),
+    ] = None,
     constraint: Annotated[
-        str | None, typer.Option(help="On the discriminator: none or clip.")
+        str | None,
+        typer.Option(help="On the discriminator: none, clip, gp, spectral, r1 or r1r2."),
+    ] = None,
+    flip: Annotated[
+        bool | None,
+        typer.Option("--flip/--no-flip", help="Mirror real pictures at random."),
+    ] = None,
+    augment: Annotated[
+        str | None,
+        typer.Option(help="adaptive: change pictures, the more the discriminator overfits; none."),
+    ] = None,
+    attempts: Annotated[
+        int | None,
+        typer.Option(help="Tries of a round that breaks down before its class is given up."),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Pictures in a batch.")] = None,
     score: Annotated[
@@ -143,6 +166,9 @@ def train(
             "training.constraint.kind": constraint,
             "training.batch": batch,
             "training.ema": ema,
+            "training.flip": flip,
+            "training.augment.kind": augment,
+            "training.attempts": attempts,
             "score.metric": score,
             "score.every_rounds": score_every,
             "sheets.every_rounds": sheet_every,
@@ -281,6 +307,7 @@ def export(
 
 app.command()(scores.evaluate)
 app.command()(scores.compare)
+app.command()(sweeping.sweep)
 
 
 def _checkpoint_every(text: str | None) -> dict[str, Any]:

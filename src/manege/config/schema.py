@@ -41,12 +41,24 @@ class Method(StrEnum):
     """How cells share data and centres."""
 
     PER_CLASS = "per-class"
+    """A pair for each label."""
+    SINGLE = "single"
+    """One pair for all the data, labels unseen."""
+    CONDITIONAL = "conditional"
+    """One pair for all the data, told the labels."""
 
 
 class Loss(StrEnum):
     """What generator and discriminator minimise."""
 
     BCE = "bce"
+    """Non-saturating."""
+    MINIMAX = "minimax"
+    """The saturating generator loss of the first GAN."""
+    LEAST_SQUARES = "least-squares"
+    HINGE = "hinge"
+    RELATIVISTIC = "relativistic"
+    """Each fake against one real picture."""
     WASSERSTEIN = "wasserstein"
 
 
@@ -59,9 +71,12 @@ class ScoreMetric(StrEnum):
 
 
 class Activation(StrEnum):
-    """The non-linearity between the layers of a multilayer perceptron."""
+    """The non-linearity between layers."""
 
     LEAKY_RELU = "leaky_relu"
+    """Of slope 0.2."""
+    RELU = "relu"
+    SILU = "silu"
     TANH = "tanh"
 
 
@@ -104,6 +119,7 @@ Label = Annotated[str, BeforeValidator(_label), Field(min_length=1)]
 Side = Annotated[int, AfterValidator(_side)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+EvenWidth = Annotated[int, Field(ge=2, le=4096, multiple_of=2)]
 
 
 class Section(BaseModel):
@@ -157,6 +173,25 @@ class DcganNetworks(Section):
     batchnorm_eps: float = Field(default=0.8, gt=0)
     """Of every BatchNorm but the generator's first, which has 1e-5 as in Table 1."""
     dropout: float = Field(default=0.25, ge=0, lt=1)
+    """Of the discriminator's channels."""
+    generator_width: EvenWidth = 128
+    """Channels of its maps; half as many before the last layer."""
+    discriminator_width: EvenWidth = 16
+    """Channels of its first block, doubled in each further one."""
+    discriminator_batchnorm: bool = True
+    activation: Activation = Activation.LEAKY_RELU
+
+
+class ResnetNetworks(Section):
+    """A small residual pair; its discriminator has neither BatchNorm nor dropout."""
+
+    kind: Literal["resnet"] = "resnet"
+    latent: int = Field(default=128, ge=1, le=4096)
+    generator_width: EvenWidth = 64
+    """Channels of its maps."""
+    discriminator_width: EvenWidth = 32
+    """Channels of its first block, doubled in each further one."""
+    activation: Activation = Activation.LEAKY_RELU
 
 
 class MlpNetworks(Section):
@@ -168,7 +203,7 @@ class MlpNetworks(Section):
     activation: Activation = Activation.TANH
 
 
-Networks = Annotated[DcganNetworks | MlpNetworks, Field(discriminator="kind")]
+Networks = Annotated[DcganNetworks | ResnetNetworks | MlpNetworks, Field(discriminator="kind")]
 
 
 class NoConstraint(Section):
@@ -184,7 +219,63 @@ class ClipConstraint(Section):
     bound: Positive = 0.01
 
 
-Constraint = Annotated[NoConstraint | ClipConstraint, Field(discriminator="kind")]
+class PenaltyConstraint(Section):
+    """WGAN-GP: gradients at pictures between real and fake are drawn to norm 1."""
+
+    kind: Literal["gp"] = "gp"
+    weight: Positive = 10.0
+
+
+class SpectralConstraint(Section):
+    """Every layer of the discriminator is divided by its spectral norm."""
+
+    kind: Literal["spectral"] = "spectral"
+
+
+class R1Constraint(Section):
+    """Gradients at real pictures are drawn to 0."""
+
+    kind: Literal["r1"] = "r1"
+    gamma: Positive = 0.1
+
+
+class R1R2Constraint(Section):
+    """Gradients at real and at fake pictures are drawn to 0."""
+
+    kind: Literal["r1r2"] = "r1r2"
+    gamma: Positive = 0.1
+
+
+Constraint = Annotated[
+    NoConstraint
+    | ClipConstraint
+    | PenaltyConstraint
+    | SpectralConstraint
+    | R1Constraint
+    | R1R2Constraint,
+    Field(discriminator="kind"),
+]
+
+
+class NoAugment(Section):
+    """Pictures are shown as they are."""
+
+    kind: Literal["none"] = "none"
+
+
+class AdaptiveAugment(Section):
+    """Both kinds of pictures are changed at random, the more the discriminator overfits."""
+
+    kind: Literal["adaptive"] = "adaptive"
+    target: float = Field(default=0.6, gt=0, lt=1)
+    """Overfitting that is let be: 0 none, 1 training pictures known by heart."""
+    every_steps: int = Field(default=16, ge=1)
+    step: float = Field(default=0.02, gt=0, le=1)
+    """By how much the chance of a change rises or falls each time."""
+    most: float = Field(default=0.8, gt=0, le=1)
+
+
+Augment = Annotated[NoAugment | AdaptiveAugment, Field(discriminator="kind")]
 
 
 class Optimiser(Section):
@@ -209,6 +300,11 @@ class Training(Section):
     """Length of a round; one pass over the cell's data when null."""
     ema: float = Field(default=0.0, ge=0, lt=1)
     """Decay of the running average of the generator's weights; 0 keeps none."""
+    flip: bool | None = False
+    """Real pictures are mirrored at random; null lets the data decide."""
+    augment: Augment = NoAugment()
+    attempts: int = Field(default=1, ge=1, le=100)
+    """How often a round that breaks down is tried before the class is given up."""
 
 
 class Checkpoints(Section):
@@ -234,6 +330,17 @@ class Score(Section):
     """Pictures drawn for each score, at latents that never change over a run."""
 
 
+ALL = "all"
+"""The key of the one cell that sees all the data."""
+
+
+def partition(method: Method, labels: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The method's cells, and the labels each sees the pictures of."""
+    if method is Method.PER_CLASS:
+        return {label: (label,) for label in labels}
+    return {ALL: labels}
+
+
 class RunConfig(Section):
     """The whole of it."""
 
@@ -243,7 +350,9 @@ class RunConfig(Section):
     rounds: int | None = Field(default=None, ge=1, le=10_000_000)
     """Total rounds of every cell."""
     budget_s: Seconds | None = None
-    """Wall time of training, shared out over the classes; with rounds, whichever ends first."""
+    """Time of training, shared out over the classes; with rounds, whichever ends first."""
+    budget_clock: Literal["wall", "cpu"] = "wall"
+    """What the budget counts: time that passes, or this process's computing time."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d+)$")
     threads_per_cell: int = Field(default=1, ge=1, le=256)
     """Two threads change a convolution's bits, so this belongs to the run, not the machine."""
@@ -263,7 +372,30 @@ class RunConfig(Section):
                 f"networks: found {self.networks.kind} for {self.data.source}, but points need "
                 "--networks mlp"
             )
+        if (problem := self._nonsense()) is not None:
+            raise ValueError(problem)
         return self
+
+    def _nonsense(self) -> str | None:
+        """Why loss, constraint and networks make no sense together, or None."""
+        kind, loss = self.training.constraint.kind, self.training.loss
+        if kind == "clip" and loss is not Loss.WASSERSTEIN:
+            return (
+                f"training.constraint: clip bounds a Wasserstein critic, and the loss is {loss}, "
+                "whose logits must be free to grow; use r1, gp or spectral"
+            )
+        mixed = isinstance(self.networks, DcganNetworks) and self.networks.discriminator_batchnorm
+        if mixed and kind in ("gp", "r1", "r1r2"):
+            return (
+                f"training.constraint: {kind} penalises each picture's own gradient, which "
+                "BatchNorm mixes with its batch's; set networks.discriminator_batchnorm=false"
+            )
+        if mixed and kind == "spectral":
+            return (
+                "training.constraint: BatchNorm scales the discriminator up again after spectral "
+                "norms have bounded it; set networks.discriminator_batchnorm=false"
+            )
+        return None
 
     def identity(self) -> str:
         """Digest of what decides the arithmetic: two runs that share it compute the same bits.

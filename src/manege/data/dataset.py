@@ -28,6 +28,9 @@ from manege.errors import DataError
 
 _DEFAULT_SIZE = 32
 
+FLIPPABLE = frozenset({"fashion-mnist", "cifar10", "cifar100", "cifar100-coarse"})
+"""Named datasets whose pictures may be mirrored; a mirrored digit is none."""
+
 
 Source = ArraySource | FolderSource
 """A kind of dataset: what it holds and how it decodes; it knows no split but an official one."""
@@ -55,6 +58,7 @@ class Dataset:
         self.source = source
         self.labels = choose(source.labels, config.classes, source.name)
         self.name = source.name
+        self._known = config.source
         self._limit = config.limit_per_class
         self._names: dict[tuple[str, Split], tuple[str, ...]] = {}
         self.classes = tuple(self._count(label) for label in self.labels)
@@ -64,6 +68,11 @@ class Dataset:
         self.held_out_rule = (
             HASH_RULE if source.official is None else f"official {source.official} split"
         )
+
+    @property
+    def flippable(self) -> bool:
+        """Whether a mirrored picture is as good: of folders and files only their owner knows."""
+        return self._known in FLIPPABLE
 
     def names(self, label: str, split: Split) -> tuple[str, ...]:
         """The names of :meth:`pictures`, in the same order."""

@@ -69,7 +69,12 @@ class _Piece:
     label: str | None
 
 
-def set_of(dataset: Dataset, split: Split, limit: int | None = None) -> PictureSet:
+def set_of(
+    dataset: Dataset,
+    split: Split,
+    limit: int | None = None,
+    labels: tuple[str, ...] | None = None,
+) -> PictureSet:
     """A dataset's part, class after class; empty when that part is.
 
     Args:
@@ -77,12 +82,14 @@ def set_of(dataset: Dataset, split: Split, limit: int | None = None) -> PictureS
         split: which part.
         limit: at most so many pictures in all, from each class in proportion to its number; its
             first ones, which are a fair sample, for they lie in the order of a hash.
+        labels: only of these classes.
     """
-    counts = [len(dataset.names(label, split)) for label in dataset.labels]
+    chosen = dataset.labels if labels is None else labels
+    counts = [len(dataset.names(label, split)) for label in chosen]
     rows = counts if limit is None else _shares(counts, limit)
     pieces = [
         _Piece(dataset.entry(label, split), taken, label)
-        for label, taken in zip(dataset.labels, rows, strict=True)
+        for label, taken in zip(chosen, rows, strict=True)
         if taken
     ]
     pictures, digest = _joined(pieces, Form(dataset.size, dataset.channels))

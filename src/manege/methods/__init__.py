@@ -3,7 +3,7 @@
 Nothing in here sees a communicator, a file or a clock.
 """
 
+from manege.methods.independent import Independent
 from manege.methods.method import Method, Step, Timer
-from manege.methods.per_class import PerClass
 
-__all__ = ["Method", "PerClass", "Step", "Timer"]
+__all__ = ["Independent", "Method", "Step", "Timer"]

@@ -33,6 +33,12 @@ class Step:
     """Means over the round, with its last step."""
     judgement: Judgement | None = None
     """With the last step of a round that was scored."""
+    spread: float | None = None
+    """With the last step: mean distance between samples, where it is watched."""
+    augment: Mapping[str, float] | None = None
+    """With the last step: the chance of a change and the overfitting that led to it."""
+    trouble: str | None = None
+    """Why the round broke down; it begins again with the next step."""
 
 
 class Method(Protocol):

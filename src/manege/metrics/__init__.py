@@ -4,7 +4,13 @@ Owns every number that says how good pictures are, each with its interval. Knows
 process.
 """
 
-from manege.metrics.classifier import Telling, classifier_for, space_for, training_digest
+from manege.metrics.classifier import (
+    Telling,
+    classifier_for,
+    scored_data,
+    space_for,
+    training_digest,
+)
 from manege.metrics.estimate import Estimate
 from manege.metrics.scorer import ClassScorer
 from manege.metrics.spaces import (
@@ -37,6 +43,7 @@ __all__ = [
     "points_space",
     "random_space",
     "save_space",
+    "scored_data",
     "space_for",
     "training_digest",
 ]

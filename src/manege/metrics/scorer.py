@@ -5,10 +5,12 @@ Held-out pictures are left alone, so that what is chosen by this score can be ju
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from manege.config import Score, ScoreMetric
-from manege.data import Dataset, Split
+from manege.data import Dataset, Split, set_of
 from manege.errors import ConfigError
 from manege.metrics.estimate import Estimate
 from manege.metrics.frechet import enough_for_frechet, frechet
@@ -20,10 +22,18 @@ MOST_REFERENCES = 2000
 
 
 class ClassScorer:
-    """KID or Fréchet distance to a class's training pictures; smaller is better."""
+    """KID or Fréchet distance to a cell's training pictures; smaller is better."""
 
-    def __init__(self, config: Score, space: Space, dataset: Dataset) -> None:
+    def __init__(
+        self,
+        config: Score,
+        space: Space,
+        dataset: Dataset,
+        parts: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        """`parts` says which labels' pictures each cell sees."""
         self.config = config
+        self._parts = parts
         self.space = space
         self._dataset = dataset
         self._references: dict[str, np.ndarray] = {}
@@ -34,19 +44,19 @@ class ClassScorer:
         """How far pictures drawn for a cell are from the cell's own."""
         drawn_ND = self.space.features(pictures_NSSC)
         if cell not in self._references:
-            own = self._dataset.pictures(cell, Split.TRAIN)[:MOST_REFERENCES]
-            self._references[cell] = self.space.features(own)
+            own = set_of(self._dataset, Split.TRAIN, MOST_REFERENCES, self._parts[cell])
+            self._references[cell] = self.space.features(own.pictures)
         measure = frechet if self.config.metric is ScoreMetric.FD else kid
         return measure(drawn_ND, self._references[cell])
 
     def _require_enough(self) -> None:
         counts = {
-            label: min(MOST_REFERENCES, len(self._dataset.names(label, Split.TRAIN)))
-            for label in self._dataset.labels
+            cell: sum(len(self._dataset.names(label, Split.TRAIN)) for label in labels)
+            for cell, labels in self._parts.items()
         }
         for what, count in {
             "--set score.samples": self.config.samples,
-            **{f"class {label!r}": count for label, count in counts.items()},
+            **{f"class {cell!r}": count for cell, count in counts.items()},
         }.items():
             if not enough_for_frechet(count, self.space.dimensions):
                 raise ConfigError(

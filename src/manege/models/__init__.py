@@ -3,9 +3,16 @@
 Owns the mathematics of the networks. Draws no random number, knows no cell, file or process.
 """
 
-from manege.models.constraints import clip_, clippable
+from manege.models.augment import Changes, change, draw_changes
+from manege.models.constraints import (
+    clip_,
+    clippable,
+    gradient_penalty,
+    sharpen_,
+    squared_gradients,
+)
 from manege.models.layout import ALIGN, fill, layout_of, named_tensors, tensors_in
-from manege.models.losses import discriminator_loss, generator_loss
+from manege.models.losses import compares, discriminator_loss, generator_loss
 from manege.models.networks import (
     Discriminator,
     Generator,
@@ -14,27 +21,36 @@ from manege.models.networks import (
     build_discriminator,
     build_generator,
     initialise,
+    with_label,
 )
 from manege.models.pixels import generate, to_bytes, to_floats
 
 __all__ = [
     "ALIGN",
+    "Changes",
     "Discriminator",
     "Generator",
     "PictureShape",
     "Spec",
     "build_discriminator",
     "build_generator",
+    "change",
     "clip_",
     "clippable",
+    "compares",
     "discriminator_loss",
+    "draw_changes",
     "fill",
     "generate",
     "generator_loss",
+    "gradient_penalty",
     "initialise",
     "layout_of",
     "named_tensors",
+    "sharpen_",
+    "squared_gradients",
     "tensors_in",
     "to_bytes",
     "to_floats",
+    "with_label",
 ]

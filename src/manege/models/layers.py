@@ -11,8 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manege.config import Activation
+
 SLOPE = 0.2
 """Of every LeakyReLU in both papers."""
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """The non-linearity; may reuse the storage of `x`, which is an intermediate result."""
+    match activation:
+        case Activation.LEAKY_RELU:
+            return F.leaky_relu_(x, SLOPE)
+        case Activation.RELU:
+            return F.relu_(x)
+        case Activation.SILU:
+            return F.silu(x)
+        case Activation.TANH:
+            return torch.tanh_(x)
 
 
 class UpsampleConv(nn.Module):
@@ -52,6 +67,87 @@ def _spread_matrix(dtype: torch.dtype, device: torch.device) -> Tensor:
     axis = [[0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]]
     rows = torch.tensor(axis, dtype=dtype, device=device)
     return torch.kron(rows, rows)
+
+
+class SpectralLayer(nn.Module):
+    """A layer whose weight is divided by its spectral norm, where it is told to be.
+
+    `u` is an estimate of the weight's first left singular vector. It changes in `sharpen_` alone,
+    so that a forward pass has no side effect, training or not.
+    """
+
+    weight: Tensor
+    u: Tensor | None
+
+    @torch.no_grad()
+    def sharpen_(self) -> None:
+        """One power iteration."""
+        if self.u is not None:
+            matrix = self.weight.flatten(1)
+            v = F.normalize(matrix.t() @ self.u, dim=0)
+            self.u.copy_(F.normalize(matrix @ v, dim=0))
+
+    def bounded_weight(self) -> Tensor:
+        """The weight, divided by its norm as far as `u` tells it."""
+        if self.u is None:
+            return self.weight
+        matrix = self.weight.flatten(1)
+        with torch.no_grad():
+            v = F.normalize(matrix.t() @ self.u, dim=0)
+        return self.weight / torch.dot(self.u, matrix @ v)
+
+
+class Conv(nn.Conv2d, SpectralLayer):
+    """A convolution that keeps the side, or halves it with stride 2."""
+
+    def __init__(
+        self, inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1, spectral: bool = False
+    ) -> None:
+        super().__init__(inputs, outputs, kernel, stride=stride, padding=kernel // 2)
+        self.register_buffer("u", torch.empty(outputs) if spectral else None)
+
+    def forward(self, x_BIHW: Tensor) -> Tensor:
+        """The convolved maps."""
+        weight = self.bounded_weight()
+        return F.conv2d(x_BIHW, weight, self.bias, self.stride, self.padding)
+
+
+class ConvPool(Conv):
+    """A 3×3 convolution followed by 2×2 averaging, as one convolution of stride 2.
+
+    Averaging sums four overlapping 3×3 windows: together a 4×4 window, 16 instead of 36
+    multiplications for each pixel that is left.
+    """
+
+    def forward(self, x_BIHW: Tensor) -> Tensor:
+        """The convolved and averaged maps, half as large."""
+        # The same kernel as of upsampling, transposed and turned, a quarter of it.
+        kernel_OI44 = spread_kernel(self.bounded_weight()).flip(2, 3).transpose(0, 1) / 4
+        return F.conv2d(x_BIHW, kernel_OI44, self.bias, stride=2, padding=1)
+
+
+class Dense(nn.Linear, SpectralLayer):
+    """A linear layer."""
+
+    def __init__(self, inputs: int, outputs: int, *, spectral: bool = False) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("u", torch.empty(outputs) if spectral else None)
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        """The linear map of every row."""
+        return F.linear(x_BI, self.bounded_weight(), self.bias)
+
+
+class Embed(nn.Embedding, SpectralLayer):
+    """A learnt row for each label."""
+
+    def __init__(self, labels: int, width: int, *, spectral: bool = False) -> None:
+        super().__init__(labels, width)
+        self.register_buffer("u", torch.empty(labels) if spectral else None)
+
+    def forward(self, labels_B: Tensor) -> Tensor:
+        """B×width."""
+        return F.embedding(labels_B, self.bounded_weight())
 
 
 class LastConv(nn.Conv2d):

@@ -13,21 +13,39 @@ from manege.config import Loss
 def discriminator_loss(loss: Loss, real_B: Tensor, fake_B: Tensor) -> Tensor:
     """What the discriminator minimises over one batch of each kind."""
     match loss:
-        case Loss.BCE:
+        case Loss.BCE | Loss.MINIMAX:
             # -log σ(real) - log(1 - σ(fake)), without overflow.
             return F.softplus(-real_B).mean() + F.softplus(fake_B).mean()
+        case Loss.LEAST_SQUARES:
+            return (real_B - 1).square().mean() / 2 + fake_B.square().mean() / 2
+        case Loss.HINGE:
+            return F.relu(1 - real_B).mean() + F.relu(1 + fake_B).mean()
+        case Loss.RELATIVISTIC:
+            # Each fake against one real picture: -log σ(real - fake).
+            return F.softplus(fake_B - real_B).mean()
         case Loss.WASSERSTEIN:
             return fake_B.mean() - real_B.mean()  # Eq. (6) with its sign turned.
         case _:
             assert_never(loss)
 
 
-def generator_loss(loss: Loss, fake_B: Tensor) -> Tensor:
-    """What the generator minimises."""
+def generator_loss(loss: Loss, fake_B: Tensor, real_B: Tensor) -> Tensor:
+    """What the generator minimises; only a relativistic one looks at the real pictures' logits."""
     match loss:
         case Loss.BCE:
             return F.softplus(-fake_B).mean()  # Non-saturating: -log σ(fake).
-        case Loss.WASSERSTEIN:
+        case Loss.MINIMAX:
+            return -F.softplus(fake_B).mean()  # log(1 - σ(fake)): flat where fakes are found out.
+        case Loss.LEAST_SQUARES:
+            return (fake_B - 1).square().mean() / 2
+        case Loss.HINGE | Loss.WASSERSTEIN:
             return -fake_B.mean()  # Eq. (7).
+        case Loss.RELATIVISTIC:
+            return F.softplus(real_B - fake_B).mean()
         case _:
             assert_never(loss)
+
+
+def compares(loss: Loss) -> bool:
+    """Whether the generator's loss needs the real pictures' logits."""
+    return loss is Loss.RELATIVISTIC

@@ -8,6 +8,7 @@ Shape legend: B batch, Z latent, C channels, S side, W dropout factors of one pi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, log2, sqrt
@@ -18,10 +19,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manege.config import Activation, DcganNetworks, MlpNetworks
-from manege.models.layers import SLOPE, BatchNorm2d, LastConv, UpsampleConv, scale_channels
+from manege.config import DcganNetworks, MlpNetworks, ResnetNetworks
+from manege.models.layers import (
+    BatchNorm2d,
+    Conv,
+    ConvPool,
+    Dense,
+    Embed,
+    LastConv,
+    SpectralLayer,
+    UpsampleConv,
+    activate,
+    scale_channels,
+)
 
-Spec = DcganNetworks | MlpNetworks
+EMBEDDED = 32
+"""Numbers a label's row puts beside the latent."""
+_SHARPENINGS = 20
+"""Power iterations on fresh weights; training adds one at each update."""
+
+Spec = DcganNetworks | ResnetNetworks | MlpNetworks
 
 
 @dataclass(frozen=True)
@@ -33,42 +50,85 @@ class PictureShape:
 
 
 class Generator(nn.Module):
-    """Latents to pictures in [-1, 1]: `forward(z_BZ) → x_BCSS`."""
+    """Latents to pictures in [-1, 1]: `forward(z_BZ, labels_B=None) → x_BCSS`.
+
+    A conditional one is told the label by a learnt row beside the latent.
+    """
 
     latent: int
+    embed: Embed | None
+
+    def condition(self, num_labels: int) -> int:
+        """Give it rows for so many labels, none when 0; the width of what its first layer sees."""
+        self.embed = Embed(num_labels, EMBEDDED) if num_labels else None
+        return self.latent + (EMBEDDED if num_labels else 0)
+
+    def inputs(self, z_BZ: Tensor, labels_B: Tensor | None) -> Tensor:
+        """The latents, with their labels' rows where there are such."""
+        if self.embed is None:
+            return z_BZ
+        assert labels_B is not None, "a conditional generator needs labels"
+        return torch.cat([z_BZ, self.embed(labels_B)], dim=1)
 
 
 class Discriminator(nn.Module):
-    """Pictures to logits, or to a critic's values: `forward(x_BCSS, factors_BW=None) → B`.
+    """Pictures to logits: `forward(x_BCSS, factors_BW=None, labels_B=None) → B`.
 
-    No sigmoid here: losses take logits. Dropout happens exactly when its factors are given.
+    No sigmoid here: losses take logits, and a Wasserstein critic's values are such. Dropout
+    happens exactly when its factors are given. A conditional one projects the picture's features
+    on a learnt row of the label (Miyato & Koyama 2018).
     """
 
     dropout: float = 0.0
     dropout_width: int = 0
     """How many dropout factors a picture takes when training; 0 when there is no dropout."""
+    embed: Embed | None
+    linear: Dense
+
+    def condition(self, num_labels: int, width: int, *, spectral: bool) -> None:
+        """Give it a last layer for `width` features, and rows for so many labels."""
+        self.linear = Dense(width, 1, spectral=spectral)
+        self.embed = Embed(num_labels, width, spectral=spectral) if num_labels else None
+
+    def judge(self, features_BW: Tensor, labels_B: Tensor | None) -> Tensor:
+        """B values, from what the last layer sees."""
+        values: Tensor = self.linear(features_BW).squeeze(1)
+        if self.embed is None:
+            return values
+        assert labels_B is not None, "a conditional discriminator needs labels"
+        projected: Tensor = (self.embed(labels_B) * features_BW).sum(1)
+        return values + projected
 
 
-def build_generator(spec: Spec, shape: PictureShape) -> Generator:
-    """A generator without storage (on torch's meta device): `initialise` or a record fills it."""
+def build_generator(spec: Spec, shape: PictureShape, num_labels: int = 0) -> Generator:
+    """A generator without storage (on torch's meta device): `initialise` or a record fills it.
+
+    With `num_labels` it is a conditional one.
+    """
     with torch.device("meta"):
         match spec:
             case DcganNetworks():
-                return DcganGenerator(spec, shape)
+                return DcganGenerator(spec, shape, num_labels)
+            case ResnetNetworks():
+                return ResnetGenerator(spec, shape, num_labels)
             case MlpNetworks():
-                return MlpGenerator(spec, shape)
+                return MlpGenerator(spec, shape, num_labels)
             case _:
                 assert_never(spec)
 
 
-def build_discriminator(spec: Spec, shape: PictureShape) -> Discriminator:
-    """A discriminator without storage, as `build_generator`."""
+def build_discriminator(
+    spec: Spec, shape: PictureShape, num_labels: int = 0, *, spectral: bool = False
+) -> Discriminator:
+    """A discriminator without storage, as `build_generator`; maybe with spectral norms."""
     with torch.device("meta"):
         match spec:
             case DcganNetworks():
-                return DcganDiscriminator(spec, shape)
+                return DcganDiscriminator(spec, shape, num_labels, spectral=spectral)
+            case ResnetNetworks():
+                return ResnetDiscriminator(spec, shape, num_labels, spectral=spectral)
             case MlpNetworks():
-                return MlpDiscriminator(spec, shape)
+                return MlpDiscriminator(spec, shape, num_labels, spectral=spectral)
             case _:
                 assert_never(spec)
 
@@ -76,124 +136,260 @@ def build_discriminator(spec: Spec, shape: PictureShape) -> Discriminator:
 class DcganGenerator(Generator):
     """Table 1; two doublings up to side 32, one more for each further doubling."""
 
-    def __init__(self, spec: DcganNetworks, shape: PictureShape) -> None:
+    def __init__(self, spec: DcganNetworks, shape: PictureShape, num_labels: int) -> None:
         super().__init__()
         self.latent = spec.latent
-        doublings = 2 + max(0, ceil(log2(shape.size / 32)))
+        self.activation = spec.activation
+        self.width = spec.generator_width
+        doublings = _doublings(shape)
         self.start = shape.size >> doublings
-        self.linear = nn.Linear(spec.latent, 128 * self.start**2)
-        self.norm = BatchNorm2d(128, eps=1e-5)
-        widths = [128] * doublings + [64]
+        self.linear = nn.Linear(self.condition(num_labels), self.width * self.start**2)
+        self.norm = BatchNorm2d(self.width, eps=1e-5)
+        widths = [self.width] * doublings + [self.width // 2]
         self.blocks = nn.ModuleList(
-            UpBlock(inputs, outputs, eps=spec.batchnorm_eps) for inputs, outputs in pairwise(widths)
+            UpBlock(inputs, outputs, spec) for inputs, outputs in pairwise(widths)
         )
-        self.out = LastConv(64, shape.channels)
+        self.out = LastConv(widths[-1], shape.channels)
 
-    def forward(self, z_BZ: Tensor) -> Tensor:
+    def forward(self, z_BZ: Tensor, labels_B: Tensor | None = None) -> Tensor:
         """B×C×S×S pictures, channels last in memory."""
-        x = F.leaky_relu_(self.linear(z_BZ), SLOPE).view(-1, 128, self.start, self.start)
+        x = activate(self.linear(self.inputs(z_BZ, labels_B)), self.activation)
+        x = x.view(-1, self.width, self.start, self.start)
         x = self.norm(x.contiguous(memory_format=torch.channels_last))
         for block in self.blocks:
             x = block(x)
         return torch.tanh_(self.out(x))
 
 
-class UpBlock(nn.Module):
-    """Doubling, convolution, BatchNorm, LeakyReLU."""
+def _doublings(shape: PictureShape) -> int:
+    return 2 + max(0, ceil(log2(shape.size / 32)))
 
-    def __init__(self, inputs: int, outputs: int, *, eps: float) -> None:
+
+class UpBlock(nn.Module):
+    """Doubling, convolution, BatchNorm, activation."""
+
+    def __init__(self, inputs: int, outputs: int, spec: DcganNetworks) -> None:
         super().__init__()
+        self.activation = spec.activation
         self.conv = UpsampleConv(inputs, outputs)
-        self.norm = BatchNorm2d(outputs, eps=eps)
+        self.norm = BatchNorm2d(outputs, eps=spec.batchnorm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """Twice as large."""
-        return F.leaky_relu_(self.norm(self.conv(x)), SLOPE)
+        return activate(self.norm(self.conv(x)), self.activation)
 
 
 class DcganDiscriminator(Discriminator):
     """Table 2; a fifth block from side 128 up."""
 
-    def __init__(self, spec: DcganNetworks, shape: PictureShape) -> None:
+    def __init__(
+        self, spec: DcganNetworks, shape: PictureShape, num_labels: int, *, spectral: bool
+    ) -> None:
         super().__init__()
-        widths = [16, 32, 64, 128] + [256] * (shape.size >= 128)
+        first = spec.discriminator_width
+        widths = [first << k for k in range(5 if shape.size >= 128 else 4)]
         self.dropout = spec.dropout
         self.dropout_width = sum(widths) if spec.dropout else 0
         side, inputs = shape.size, shape.channels
         blocks: list[DownBlock] = []
         for outputs in widths:
-            eps = spec.batchnorm_eps if blocks else None
-            blocks.append(DownBlock(inputs, outputs, eps=eps))
+            norm = bool(blocks) and spec.discriminator_batchnorm
+            blocks.append(DownBlock(inputs, outputs, spec, norm=norm, spectral=spectral))
             inputs, side = outputs, (side + 1) // 2
         self.blocks = nn.ModuleList(blocks)
         self.widths = widths
-        self.linear = nn.Linear(inputs * side * side, 1)
+        self.condition(num_labels, inputs * side * side, spectral=spectral)
 
-    def forward(self, x_BCSS: Tensor, factors_BW: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_BCSS: Tensor, factors_BW: Tensor | None = None, labels_B: Tensor | None = None
+    ) -> Tensor:
         """B values."""
         factors = factors_BW.split(self.widths, dim=1) if factors_BW is not None else None
         x = x_BCSS
         for index, block in enumerate(self.blocks):
             x = block(x, factors[index] if factors else None)
-        values: Tensor = self.linear(x.flatten(1))
-        return values.squeeze(1)
+        return self.judge(x.flatten(1), labels_B)
 
 
 class DownBlock(nn.Module):
-    """Convolution of stride 2, LeakyReLU, dropout by channel, BatchNorm (not in the first)."""
+    """Convolution of stride 2, activation, dropout by channel, BatchNorm (not in the first)."""
 
-    def __init__(self, inputs: int, outputs: int, *, eps: float | None) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, spec: DcganNetworks, *, norm: bool, spectral: bool
+    ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1)
-        self.norm = BatchNorm2d(outputs, eps=eps) if eps is not None else None
+        self.activation = spec.activation
+        self.conv = Conv(inputs, outputs, stride=2, spectral=spectral)
+        self.norm = BatchNorm2d(outputs, eps=spec.batchnorm_eps) if norm else None
 
     def forward(self, x: Tensor, factors_BC: Tensor | None) -> Tensor:
         """Half as large."""
-        x = F.leaky_relu_(self.conv(x), SLOPE)
+        x = activate(self.conv(x), self.activation)
         if factors_BC is not None:
             x = scale_channels(x, factors_BC)
         return self.norm(x) if self.norm is not None else x
 
 
+class ResnetGenerator(Generator):
+    """Residual blocks from a small map to the picture, doublings as in the convolutional pair."""
+
+    def __init__(self, spec: ResnetNetworks, shape: PictureShape, num_labels: int) -> None:
+        super().__init__()
+        self.latent = spec.latent
+        self.activation = spec.activation
+        self.width = spec.generator_width
+        doublings = _doublings(shape)
+        self.start = shape.size >> doublings
+        self.linear = nn.Linear(self.condition(num_labels), self.width * self.start**2)
+        self.blocks = nn.ModuleList(UpResidual(spec) for _ in range(doublings))
+        self.norm = BatchNorm2d(self.width, eps=1e-5)
+        self.out = LastConv(self.width, shape.channels)
+
+    def forward(self, z_BZ: Tensor, labels_B: Tensor | None = None) -> Tensor:
+        """B×C×S×S pictures, channels last in memory."""
+        x = self.linear(self.inputs(z_BZ, labels_B)).view(-1, self.width, self.start, self.start)
+        x = x.contiguous(memory_format=torch.channels_last)
+        for block in self.blocks:
+            x = block(x)
+        return torch.tanh_(self.out(activate(self.norm(x), self.activation)))
+
+
+class UpResidual(nn.Module):
+    """BatchNorm, activation, doubling and convolution, and once more; beside the doubled input."""
+
+    def __init__(self, spec: ResnetNetworks) -> None:
+        super().__init__()
+        self.activation = spec.activation
+        width = spec.generator_width
+        self.norms = nn.ModuleList(BatchNorm2d(width, eps=1e-5) for _ in range(2))
+        self.up = UpsampleConv(width, width)
+        self.conv = Conv(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Twice as large."""
+        y: Tensor = self.up(activate(self.norms[0](x), self.activation))
+        y = self.conv(activate(self.norms[1](y), self.activation))
+        y += F.interpolate(x, scale_factor=2, mode="nearest")
+        return y
+
+
+class ResnetDiscriminator(Discriminator):
+    """Residual blocks down to a small map, summed up; no BatchNorm, no dropout."""
+
+    def __init__(
+        self, spec: ResnetNetworks, shape: PictureShape, num_labels: int, *, spectral: bool
+    ) -> None:
+        super().__init__()
+        self.activation = spec.activation
+        first = spec.discriminator_width
+        widths = [shape.channels, *(first << k for k in range(_doublings(shape) + 1))]
+        self.blocks = nn.ModuleList(
+            DownResidual(inputs, outputs, spec, first=number == 0, spectral=spectral)
+            for number, (inputs, outputs) in enumerate(pairwise(widths))
+        )
+        self.condition(num_labels, widths[-1], spectral=spectral)
+
+    def forward(
+        self, x_BCSS: Tensor, factors_BW: Tensor | None = None, labels_B: Tensor | None = None
+    ) -> Tensor:
+        """B values."""
+        x = x_BCSS
+        for block in self.blocks:
+            x = block(x)
+        return self.judge(activate(x, self.activation).sum((2, 3)), labels_B)
+
+
+class DownResidual(nn.Module):
+    """Activation and convolution twice, halved; beside the halved input."""
+
+    def __init__(
+        self, inputs: int, outputs: int, spec: ResnetNetworks, *, first: bool, spectral: bool
+    ) -> None:
+        super().__init__()
+        self.activation = spec.activation
+        self.first = first
+        self.conv = Conv(inputs, outputs, spectral=spectral)
+        self.pool = ConvPool(outputs, outputs, spectral=spectral)
+        self.skip = Conv(inputs, outputs, kernel=1, spectral=spectral)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Half as large."""
+        # A picture's own values are no features yet: the first block does not bend them.
+        y: Tensor = x if self.first else activate(x.clone(), self.activation)
+        y = self.pool(activate(self.conv(y), self.activation))
+        # Averaging before the 1×1 convolution gives the same as after it, at a quarter of the cost.
+        y += self.skip(F.avg_pool2d(x, 2))
+        return y
+
+
 class MlpGenerator(Generator):
     """Table I of the cellular paper: two hidden layers, tanh at the end."""
 
-    def __init__(self, spec: MlpNetworks, shape: PictureShape) -> None:
+    def __init__(self, spec: MlpNetworks, shape: PictureShape, num_labels: int) -> None:
         super().__init__()
         self.latent = spec.latent
         self.shape = shape
-        self.body = _perceptron(spec, spec.latent, shape.channels * shape.size**2)
+        pixels, hidden = shape.channels * shape.size**2, spec.hidden
+        self.body = Perceptron([self.condition(num_labels), hidden, hidden, pixels], spec)
 
-    def forward(self, z_BZ: Tensor) -> Tensor:
+    def forward(self, z_BZ: Tensor, labels_B: Tensor | None = None) -> Tensor:
         """B×C×S×S pictures."""
-        x: Tensor = torch.tanh_(self.body(z_BZ))
+        x: Tensor = torch.tanh_(self.body(self.inputs(z_BZ, labels_B)))
         return x.view(-1, self.shape.channels, self.shape.size, self.shape.size)
 
 
 class MlpDiscriminator(Discriminator):
     """Table I of the cellular paper."""
 
-    def __init__(self, spec: MlpNetworks, shape: PictureShape) -> None:
+    def __init__(
+        self, spec: MlpNetworks, shape: PictureShape, num_labels: int, *, spectral: bool
+    ) -> None:
         super().__init__()
-        self.body = _perceptron(spec, shape.channels * shape.size**2, 1)
+        self.activation = spec.activation
+        widths = [shape.channels * shape.size**2, spec.hidden, spec.hidden]
+        self.body = Perceptron(widths, spec, spectral=spectral)
+        self.condition(num_labels, spec.hidden, spectral=spectral)
 
-    def forward(self, x_BCSS: Tensor, factors_BW: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_BCSS: Tensor, factors_BW: Tensor | None = None, labels_B: Tensor | None = None
+    ) -> Tensor:
         """B values."""
-        values: Tensor = self.body(x_BCSS.flatten(1))
-        return values.squeeze(1)
+        features_BW = activate(self.body(x_BCSS.flatten(1)), self.activation)
+        return self.judge(features_BW, labels_B)
 
 
-def _perceptron(spec: MlpNetworks, inputs: int, outputs: int) -> nn.Sequential:
-    def activation() -> nn.Module:
-        return nn.Tanh() if spec.activation is Activation.TANH else nn.LeakyReLU(SLOPE)
+class Perceptron(nn.Module):
+    """Linear layers of these widths, with the activation between them."""
 
-    return nn.Sequential(
-        nn.Linear(inputs, spec.hidden),
-        activation(),
-        nn.Linear(spec.hidden, spec.hidden),
-        activation(),
-        nn.Linear(spec.hidden, outputs),
-    )
+    def __init__(self, widths: list[int], spec: MlpNetworks, *, spectral: bool = False) -> None:
+        super().__init__()
+        self.activation = spec.activation
+        self.layers = nn.ModuleList(
+            Dense(before, after, spectral=spectral) for before, after in pairwise(widths)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the last layer gives."""
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = activate(layer(x), self.activation)
+        y: Tensor = last(x)
+        return y
+
+
+def with_label(tensors: Mapping[str, Tensor], label: int) -> dict[str, Tensor]:
+    """A conditional generator's tensors with one label built in: an ordinary generator's.
+
+    The label's row meets the first layer as a constant, so it is a part of that layer's bias.
+    """
+    baked = dict(tensors)
+    row = baked.pop("embed.weight")[label]
+    first = "linear" if "linear.weight" in baked else "body.layers.0"
+    weight = baked[f"{first}.weight"]
+    latent = weight.shape[1] - len(row)
+    baked[f"{first}.weight"] = weight[:, :latent].contiguous()
+    baked[f"{first}.bias"] = baked[f"{first}.bias"] + weight[:, latent:] @ row
+    return baked
 
 
 @torch.no_grad()
@@ -205,9 +401,17 @@ def initialise(network: nn.Module, rng: np.random.Generator) -> None:
             module.bias.zero_()
             module.running_mean.zero_()
             module.running_var.fill_(1)
+        elif isinstance(module, Embed):
+            drawn = rng.standard_normal(tuple(module.weight.shape), dtype=np.float32)
+            module.weight.copy_(torch.from_numpy(drawn))
         elif isinstance(module, nn.Linear | nn.Conv2d | UpsampleConv):
             bound = 1 / sqrt(module.weight[0].numel())
             for parameter in (module.weight, module.bias):
                 if parameter is not None:
                     drawn = rng.random(tuple(parameter.shape), dtype=np.float32)
                     parameter.copy_(torch.from_numpy((2 * drawn - 1) * np.float32(bound)))
+        if isinstance(module, SpectralLayer) and module.u is not None:
+            drawn = rng.standard_normal(len(module.u), dtype=np.float32)
+            module.u.copy_(torch.from_numpy(drawn / np.linalg.norm(drawn)))
+            for _ in range(_SHARPENINGS):
+                module.sharpen_()

@@ -24,12 +24,15 @@ def to_bytes(floats_BCSS: Tensor) -> np.ndarray:
 
 
 @torch.no_grad()
-def generate(generator: Generator, z_BZ: np.ndarray) -> np.ndarray:
+def generate(
+    generator: Generator, z_BZ: np.ndarray, labels_B: np.ndarray | None = None
+) -> np.ndarray:
     """The generator's pictures at some latents, as bytes; changes nothing in the generator."""
     device = next(generator.parameters()).device
     training = generator.training
     generator.eval()  # Or BatchNorm would mix the pictures of a batch and learn from them.
     try:
-        return to_bytes(generator(torch.from_numpy(z_BZ).to(device)))
+        labels = None if labels_B is None else torch.from_numpy(labels_B).to(device)
+        return to_bytes(generator(torch.from_numpy(z_BZ).to(device), labels))
     finally:
         generator.train(training)

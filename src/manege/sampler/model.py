@@ -19,7 +19,7 @@ import safetensors.numpy
 import torch
 
 from manege import device
-from manege.config import stream
+from manege.config import ALL, stream
 from manege.errors import CheckpointError, ConfigError
 from manege.models import Generator, PictureShape, Spec, build_generator, fill, generate
 from manege.rundir import cell_folder
@@ -73,6 +73,11 @@ class Model:
     def labels(self) -> tuple[str, ...]:
         """The labels it can draw."""
         return tuple(component.label for component in self.components)
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether it is one GAN for all the data, whose pictures have no labels."""
+        return self.labels == (ALL,)
 
     @property
     def probabilities(self) -> dict[str, float]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
+import torch
 
-from manege.config import RunConfig, resolve
+from manege.config import ALL, Method, RunConfig, partition, resolve
 from manege.errors import CheckpointError
-from manege.models import PictureShape, build_generator, named_tensors
+from manege.models import PictureShape, build_generator, named_tensors, with_label
 from manege.rundir import Checkpoint, RunDir
 from manege.sampler.model import Component, Model
 from manege.sampler.store import load
@@ -31,61 +33,87 @@ def open_model(path: Path) -> Model:
 
 
 def of_run(rundir: RunDir) -> Model:
-    """The model of a run as it stands: the last commit of every class that did not fail."""
+    """The model of a run as it stands: the last commit of every cell that did not fail."""
     config = run_config(rundir)
-    classes = run_data(rundir)["classes"]
-    cells = run_cells(rundir)
-    shape = _shape(config)
+    counts = {label: int(known["train"]) for label, known in run_data(rundir)["classes"].items()}
+    states = run_cells(rundir)
     components: list[Component] = []
     missing: dict[str, str] = {}
-    for label, known in classes.items():
-        if cells.get(label, {}).get("state") == "failed":
-            missing[label] = f"failed: {cells[label]['reason']}"
-            continue
-        found = rundir.load(label, identity=config.identity())
+    for cell, labels in partition(config.method, tuple(counts)).items():
+        drawn = (ALL,) if config.method is Method.SINGLE else labels
+        found = None
+        if states.get(cell, {}).get("state") == "failed":
+            missing |= dict.fromkeys(drawn, f"failed: {states[cell]['reason']}")
+        elif (found := rundir.load(cell, identity=config.identity())) is None:
+            missing |= dict.fromkeys(drawn, "not trained yet")
         if found is None:
-            missing[label] = "not trained yet"
             continue
-        best = best_of(found)
-        trained = {
-            "rounds": found.round_ if best is None else best["round"],
-            "weights": _last_weights(found) if best is None else best["weights"],
-            "score": None if best is None else {"metric": config.score.metric.value, **best},
-            "seed": config.seed,
-            "preset": config.preset,
-            "loss": config.training.loss.value,
-            "constraint": config.training.constraint.kind,
-        }
-        file = _generator_file(config, found)
-        components.append(
-            Component(
-                label=label,
-                weight=float(known["train"]),
-                networks=config.networks,
-                trained=trained,
-                sha256=hashlib.sha256(file).hexdigest(),
-                read=partial(_read_again, rundir, label, config),
-            )
-        )
+        weights = {ALL: sum(counts.values()), **counts}
+        components += [
+            _component(rundir, config, _Place(cell, label, labels), found, float(weights[label]))
+            for label in drawn
+        ]
     if not components:
         raise CheckpointError(
             f"{rundir.path}: no class has a commit yet; continue it: manege resume {rundir.path}"
         )
-    return Model(shape, tuple(components), missing)
+    return Model(_shape(config), tuple(components), missing)
 
 
-def _read_again(rundir: RunDir, label: str, config: RunConfig) -> bytes:
+@dataclass(frozen=True)
+class _Place:
+    """Where a label's generator is to be found."""
+
+    cell: str
+    label: str
+    labels: tuple[str, ...]
+    """All that the cell was trained on, in the order a conditional pair numbers them by."""
+
+
+def _component(
+    rundir: RunDir, config: RunConfig, place: _Place, found: Checkpoint, weight: float
+) -> Component:
+    best = best_of(found)
+    trained = {
+        "method": config.method.value,
+        "rounds": found.round_ if best is None else best["round"],
+        "weights": _last_weights(found) if best is None else best["weights"],
+        "score": None if best is None else {"metric": config.score.metric.value, **best},
+        "seed": config.seed,
+        "preset": config.preset,
+        "loss": config.training.loss.value,
+        "constraint": config.training.constraint.kind,
+    }
+    return Component(
+        label=place.label,
+        weight=weight,
+        networks=config.networks,
+        trained=trained,
+        sha256=hashlib.sha256(_generator_file(config, place, found)).hexdigest(),
+        read=partial(_read_again, rundir, place, config),
+    )
+
+
+def _read_again(rundir: RunDir, place: _Place, config: RunConfig) -> bytes:
     """A label's generator; not kept in memory, for there may be a thousand."""
-    found = rundir.load(label, identity=config.identity())
+    found = rundir.load(place.cell, identity=config.identity())
     if found is None:
-        raise CheckpointError(f"{rundir.path}: the checkpoints of class {label!r} are gone")
-    return _generator_file(config, found)
+        raise CheckpointError(f"{rundir.path}: the checkpoints of cell {place.cell!r} are gone")
+    return _generator_file(config, place, found)
 
 
-def _generator_file(config: RunConfig, found: Checkpoint) -> bytes:
-    """The generator of a commit as a safetensors file."""
-    network = build_generator(config.networks, _shape(config))
-    return safetensors.numpy.save(named_tensors(network, _body(found)))
+def _generator_file(config: RunConfig, place: _Place, found: Checkpoint) -> bytes:
+    """The generator of a commit as a safetensors file; of a conditional one, for one label."""
+    conditional = config.method is Method.CONDITIONAL
+    network = build_generator(
+        config.networks, _shape(config), len(place.labels) if conditional else 0
+    )
+    tensors = named_tensors(network, _body(found))
+    if conditional:
+        own = {name: torch.from_numpy(array) for name, array in tensors.items()}
+        baked = with_label(own, place.labels.index(place.label))
+        tensors = {name: tensor.numpy() for name, tensor in baked.items()}
+    return bytes(safetensors.numpy.save(tensors))
 
 
 def best_of(found: Checkpoint) -> dict[str, Any] | None:

@@ -1,0 +1,99 @@
+"""`manege sweep`: recipes × seeds × classes, as a table and a plot."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manege.cli.output import emit_json, say
+from manege.errors import EXIT_FAILED_CELL, EXIT_STOPPED
+
+if TYPE_CHECKING:
+    from manege.sweep import Progress
+
+
+def sweep(
+    plan: Annotated[Path, typer.Argument(metavar="FILE", help="The plan, a YAML file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the sweep; goes on there.")],
+    jobs: Annotated[int, typer.Option(help="Runs at the same time, a process each.")] = 1,
+    data_root: Annotated[
+        str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")
+    ] = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object.")
+    ] = False,
+) -> None:
+    """Train recipes on the same classes and seeds at equal CPU time, and compare their scores.
+
+    FILE names data, classes, seeds, budget_s (CPU time a class), base (keys of all runs) and
+    recipes (a name and its keys each). The sweep can be stopped and started again: finished runs
+    are kept, stopped ones go on. Writes table.md, table.json, plot.png and sheets/ into the folder.
+    """
+    from manege.errors import ConfigError
+    from manege.progress import counter
+    from manege.stopping import StopSignals
+    from manege.sweep import load_plan, measure_all, run_all, write_table
+
+    if jobs < 1:
+        raise ConfigError(f"--jobs {jobs}: expected at least 1")
+    settled, units = load_plan(plan, data_root)
+    _keep_plan(plan, out)
+    try:
+        with StopSignals() as stop:
+            failed = run_all(units, out, jobs=jobs, tell=_tell, stop=stop)
+    except KeyboardInterrupt:
+        say(f"stopped and saved; go on with the same command (folder {out})")
+        raise typer.Exit(EXIT_STOPPED) from None
+    rows, common = measure_all(
+        settled, units, out, say=_warn, counting=counter, data_root=data_root
+    )
+    table, plot = write_table(rows, common, settled, out)
+    if json_:
+        emit_json(
+            {
+                "out": str(out),
+                "table": str(table),
+                "plot": str(plot),
+                "rows": [vars(row) for row in rows],
+                "failed": list(failed),
+            }
+        )
+    else:
+        say(table.read_text(encoding="utf-8").rstrip())
+        say(f"table: {table}")
+        say(f"plot: {plot}")
+    raise typer.Exit(EXIT_FAILED_CELL if failed else 0)
+
+
+def _keep_plan(plan: Path, out: Path) -> None:
+    """The plan beside its results; another plan's folder is refused."""
+    from manege.errors import ConfigError
+    from manege.files import blaming, make_folder, write_atomic
+
+    with blaming(out):
+        make_folder(out)
+    kept, content = out / "plan.yaml", plan.read_bytes()
+    if kept.exists() and kept.read_bytes() != content:
+        raise ConfigError(
+            f"{out}: holds the sweep of another plan ({kept}); choose another --out, or continue "
+            "with that plan"
+        )
+    if not kept.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out}: not empty, and not a sweep; choose another --out")
+    write_atomic(kept, content)
+
+
+def _tell(progress: Progress) -> None:
+    from manege.progress import duration
+
+    left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
+    failed = f", {len(progress.failed)} failed" if progress.failed else ""
+    sys.stderr.write(f"{progress.done} of {progress.total} runs{failed}{left}: {progress.latest}\n")
+    sys.stderr.flush()
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

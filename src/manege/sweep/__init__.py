@@ -1,0 +1,10 @@
+"""`manege sweep`: recipes × seeds × classes at equal cost, measured alike.
+
+Owns the plan, the processes and the table; training and scores are the verbs that exist.
+"""
+
+from manege.sweep.plan import Plan, load_plan
+from manege.sweep.runs import Progress, run_all
+from manege.sweep.table import Row, measure_all, write_table
+
+__all__ = ["Plan", "Progress", "Row", "load_plan", "measure_all", "run_all", "write_table"]

@@ -1,0 +1,110 @@
+"""A sweep's plan: a YAML file, every one of its runs validated before the first begins."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from manege.config import Label, Method, RunConfig, Seconds, load_yaml, resolve
+from manege.errors import ConfigError
+from manege.rundir import cell_folder
+
+RECIPE_NAME = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}"
+
+
+class Plan(BaseModel):
+    """What to train, and what to measure."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: str = Field(min_length=1)
+    classes: tuple[Label, ...] = Field(min_length=1)
+    seeds: tuple[int, ...] = Field(min_length=1)
+    budget_s: Seconds
+    """CPU time for each class; a recipe with one model for all of them gets it for each."""
+    base: dict[str, Any] = Field(default_factory=dict)
+    """Configuration keys, nested or dotted, of all runs."""
+    recipes: dict[str, dict[str, Any]] = Field(min_length=1)
+    """Configuration keys of each recipe, over those of `base`."""
+    samples: int = Field(default=3000, ge=8)
+    """Pictures drawn for the scores of a recipe and seed."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One run of a sweep."""
+
+    recipe: str
+    seed: int
+    classes: tuple[str, ...]
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        """Its folder below ``runs/``."""
+        part = cell_folder(self.classes[0]) if len(self.classes) == 1 else "all"
+        return f"{self.recipe}/seed-{self.seed}/{part}"
+
+
+def load_plan(path: Path, data_root: str | None = None) -> tuple[Plan, tuple[Unit, ...]]:
+    """The plan in a file, and all its runs, seed after seed, so that a part is of use too."""
+    try:
+        plan = Plan.model_validate(load_yaml(path))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ConfigError(f"{path}: {where}: {problem['msg']}; see docs/sweep.md") from None
+    for name in plan.recipes:
+        if re.fullmatch(RECIPE_NAME, name) is None:
+            raise ConfigError(
+                f"{path}: recipes: found {name!r}, expected letters, digits and any of _.+-"
+            )
+    units = tuple(
+        unit
+        for seed in plan.seeds
+        for recipe in plan.recipes
+        for unit in _units(path, plan, recipe, seed, data_root)
+    )
+    names = [unit.name for unit in units]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{path}: a seed or a class stands twice; name each once")
+    return plan, units
+
+
+def _units(path: Path, plan: Plan, recipe: str, seed: int, data_root: str | None) -> list[Unit]:
+    flags = {**plan.base, **plan.recipes[recipe]}
+    preset = flags.pop("preset", None)
+    common = {"data.source": plan.data, "data.root": data_root, "seed": seed, "budget_clock": "cpu"}
+    units = []
+    for classes in ((label,) for label in plan.classes):
+        try:
+            config = resolve(
+                preset=preset,
+                flags={
+                    **flags,
+                    **common,
+                    "data.classes": list(classes),
+                    "budget_s": plan.budget_s,
+                },
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{path}: recipe {recipe}: {error}") from None
+        if config.method is Method.PER_CLASS:
+            units.append(Unit(recipe, seed, classes, config))
+            continue
+        # One model for all classes: all their pictures, and all their time.
+        together = resolve(
+            preset=preset,
+            flags={
+                **flags,
+                **common,
+                "data.classes": list(plan.classes),
+                "budget_s": plan.budget_s * len(plan.classes),
+            },
+        )
+        return [Unit(recipe, seed, plan.classes, together)]
+    return units

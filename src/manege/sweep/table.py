@@ -1,0 +1,226 @@
+"""From a sweep's runs to a table with medians and ranges, a plot, and sheets.
+
+A recipe's runs of one seed are joined into one model, so that a pair for each class, one GAN for
+all, and a conditional one are measured alike.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from manege import pictures
+from manege.errors import CheckpointError
+from manege.evaluation import Options, evaluate
+from manege.files import make_folder, read_capped, write_atomic
+from manege.metrics import Counting
+from manege.rundir import RunDir
+from manege.sampler import Model, open_model
+from manege.sweep.plan import Plan, Unit
+from manege.sweep.runs import run_folder
+
+METRICS = ("kid", "fd", "prdc", "labels")
+SHOWN = ("kid", "fd", "precision", "recall", "density", "coverage", "agreement")
+_COLUMNS = 16
+_CAP_BYTES = 1 << 26
+
+
+@dataclass
+class Row:
+    """One recipe."""
+
+    recipe: str
+    seeds: list[int] = field(default_factory=list)
+    values: dict[str, list[float]] = field(default_factory=dict)
+    """Of each score, one for each seed; of a class's kernel distance as ``kid [label]``."""
+    rounds: list[float] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def cell(self, name: str) -> str:
+        """Median and range, in words."""
+        values = self.values.get(name, [])
+        if not values:
+            return "–"
+        if len(values) == 1:
+            return f"{values[0]:.4g}"
+        return f"{median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
+
+
+def measure_all(
+    plan: Plan,
+    units: Sequence[Unit],
+    out: Path,
+    *,
+    say: Callable[[str], None],
+    counting: Counting = lambda verb: None,
+    data_root: str | None = None,
+) -> tuple[list[Row], dict[str, Any]]:
+    """A row for each recipe, and what all numbers have in common."""
+    rows = {recipe: Row(recipe) for recipe in plan.recipes}
+    common: dict[str, Any] = {}
+    for seed in plan.seeds:
+        for recipe, row in rows.items():
+            own = [unit for unit in units if (unit.recipe, unit.seed) == (recipe, seed)]
+            tree = _measured(plan, own, out, say, counting, data_root)
+            if tree is None:
+                row.failed.append(f"seed {seed}")
+                continue
+            row.seeds.append(seed)
+            row.rounds.append(tree["rounds"])
+            for score in tree["scores"]:
+                label = f" [{score['label']}]" if score["label"] is not None else ""
+                row.values.setdefault(score["name"] + label, []).append(score["value"])
+            common = tree["protocol"]
+            for score in tree["scores"]:
+                if score["floor"] is not None and score["label"] is None:
+                    common.setdefault("floors", {})[score["name"]] = score["floor"]["value"]
+    return list(rows.values()), common
+
+
+def _measured(
+    plan: Plan,
+    units: Sequence[Unit],
+    out: Path,
+    say: Callable[[str], None],
+    counting: Counting,
+    data_root: str | None,
+) -> dict[str, Any] | None:
+    """The scores of a recipe and seed, as stored or computed now; None when a class is missing."""
+    name = f"{units[0].recipe}-seed-{units[0].seed}"
+    path = out / "scores" / f"{name}.json"
+    runs = [run_folder(out, unit) for unit in units]
+    models = [open_model(run) for run in runs if _has_model(run)]
+    if len(models) < len(runs) or any(model.missing for model in models):
+        return None
+    model = models[0]
+    for other in models[1:]:
+        model = model.merged(other)
+    try:
+        tree = json.loads(read_capped(path, _CAP_BYTES))
+        if tree["protocol"]["subject"]["digest"] == model.digest:
+            return dict(tree)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: damaged ({error!r}); delete it and try again") from None
+    say(f"measuring {name}")
+    evaluation = evaluate(
+        model, plan.data, _options(plan, model, data_root), say=say, counting=counting
+    )
+    tree = {**evaluation.as_dict(), "rounds": _rounds(runs)}
+    make_folder(path.parent)
+    _write_sheet(out / "sheets" / f"{name}.png", model, units[0].seed)
+    write_atomic(path, json.dumps(tree, indent=1).encode())
+    return tree
+
+
+def _has_model(run: Path) -> bool:
+    return (run / "model" / "model.json").is_file()
+
+
+def _options(plan: Plan, model: Model, data_root: str | None) -> Options:
+    return Options(
+        metrics=METRICS,
+        samples=plan.samples,
+        per_class=not model.unlabelled,
+        classes=tuple(plan.classes),
+        allow_few_samples=True,
+        data_root=data_root,
+    )
+
+
+def _rounds(runs: Sequence[Path]) -> float:
+    """Rounds a class was trained, on average."""
+    cells = [entry for run in runs for entry in RunDir.open(run).status()["cells"].values()]
+    return float(np.mean([entry["round"] for entry in cells]))
+
+
+def _write_sheet(path: Path, model: Model, seed: int) -> None:
+    make_folder(path.parent)
+    rows = 3 if model.unlabelled else len(model.labels)
+    drawn = model.sample(_COLUMNS * rows, balanced=True, seed=seed)
+    sheet = pictures.grid(drawn.pictures, columns=_COLUMNS)
+    recipe = {"model": model.digest, "seed": str(seed), "rows": ", ".join(model.labels)}
+    pictures.save_png(path, sheet, recipe, pictures.viewing_scale(model.shape.size))
+
+
+def write_table(
+    rows: Sequence[Row], common: dict[str, Any], plan: Plan, out: Path
+) -> tuple[Path, Path]:
+    """table.md (and table.json beside it) and plot.png; where they lie."""
+    table, plot = out / "table.md", out / "plot.png"
+    write_atomic(table, _markdown(rows, common, plan).encode())
+    tree = {
+        "common": common,
+        "rows": [vars(row) for row in rows],
+    }
+    write_atomic(out / "table.json", json.dumps(tree, indent=1).encode())
+    write_atomic(plot, _plot(rows, common, plan))
+    return table, plot
+
+
+def _markdown(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> str:
+    by_class = [f"kid [{label}]" for label in plan.classes]
+    names = [name for name in (*SHOWN, *by_class) if any(row.values.get(name) for row in rows)]
+    lines = [
+        f"{plan.data}: {', '.join(plan.classes)}; seeds {', '.join(map(str, plan.seeds))}; "
+        f"{plan.budget_s:g} s of CPU time a class; median (range) over seeds.",
+        "",
+        f"| recipe | rounds | {' | '.join(names)} |",
+        f"|---|---|{'---|' * len(names)}",
+    ]
+    for row in sorted(rows, key=lambda row: median(row.values.get("kid") or [np.inf])):
+        rounds = f"{np.mean(row.rounds):.1f}" if row.rounds else "–"
+        failed = f" (failed: {', '.join(row.failed)})" if row.failed else ""
+        cells = [row.cell(name) for name in names]
+        lines.append(f"| `{row.recipe}`{failed} | {rounds} | {' | '.join(cells)} |")
+    floors = common.get("floors", {})
+    if floors:
+        cells = [f"{floors[name]:.4g}" if name in floors else "–" for name in names]
+        lines.append(f"| real pictures | | {' | '.join(cells)} |")
+    if common:
+        space, reference = common["space"], common["reference"]
+        lines += [
+            "",
+            f"{common['subject']['pictures']:,} pictures against {reference['pictures']:,} "
+            f"{reference['split']} ones; features `{space['name']}`.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _plot(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> bytes:
+    """Every seed a point, the median a bar: kernel distance and coverage."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = sorted(
+        (row for row in rows if row.values.get("kid")), key=lambda row: median(row.values["kid"])
+    )
+    figure = Figure(figsize=(9, 1.2 + 0.42 * max(1, len(shown))), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, name in zip(figure.subplots(1, 2, sharey=True), ("kid", "coverage"), strict=True):
+        for place, row in enumerate(shown):
+            values = row.values.get(name, [])
+            axes.plot(values, [place] * len(values), "o", color="#0072B2", alpha=0.7)
+            if values:
+                axes.plot(median(values), place, "|", color="black", markersize=18)
+        floor = common.get("floors", {}).get(name)
+        if floor is not None and (name != "kid" or floor > 0):
+            axes.axvline(floor, color="#009E73", linestyle="--", label="real pictures")
+            axes.legend(loc="best")
+        axes.set_xlabel(f"{name} ({'smaller' if name == 'kid' else 'larger'} is better)")
+        axes.set_yticks(range(len(shown)), [row.recipe for row in shown])
+    figure.axes[0].invert_yaxis()
+    figure.axes[0].set_xscale("log")
+    title = f"{plan.data}: {', '.join(plan.classes)}; {plan.budget_s:g} CPU s a class"
+    figure.suptitle(title)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()
