@@ -33,11 +33,20 @@ from manege.data import KNOWN, Dataset, Split, open_dataset
 from manege.errors import ConfigError
 from manege.evaluation import Evaluation, Options, Subject
 from manege.evaluation import evaluate as evaluate_subject
-from manege.metrics import ClassScorer, Space, Telling, save_space, scored_data, space_for
+from manege.metrics import (
+    ClassScorer,
+    Space,
+    Telling,
+    is_stored,
+    load_space,
+    save_space,
+    scored_data,
+    space_for,
+)
 from manege.progress import Lines, counter
 from manege.rundir import RunDir
 from manege.sampler import Model, Samples, of_run, open_model, run_config, run_data, save
-from manege.trainer import Outcome, Watcher, run
+from manege.trainer import Outcome, Watcher, check_scorer, run
 from manege.version import __version__
 
 __all__ = [
@@ -213,8 +222,7 @@ def continue_run(
     dataset = open_dataset(config.data)
     decode(dataset, say, stop)
     _check_same_data(rundir, dataset)
-    if not (path / "scorer").exists() and (space := _space_of(config, dataset, say, stop)):
-        save_space(space, path / "scorer")
+    _prepare_scorer(rundir, config, dataset, say, stop)
     with rundir.start():
         rundir.write_config(to_yaml(config))
         outcome = run(config, rundir, dataset, watcher=watcher or Lines(), stop=stop)
@@ -250,10 +258,34 @@ def _space_of(
         if stopped_by := stop():
             raise KeyboardInterrupt(stopped_by)
 
-    space = space_for(scored_data(config.data), Telling(say, progress))
+    scored = scored_data(config.data, dataset.size, dataset.channels)
+    space = space_for(scored, Telling(say, progress))
     # Refuses what it could not score.
     ClassScorer(config.score, space, dataset, partition(config.method, dataset.labels))
     return space
+
+
+def _prepare_scorer(
+    rundir: RunDir,
+    config: RunConfig,
+    dataset: Dataset,
+    say: Callable[[str], None],
+    stop: Callable[[], str | None],
+) -> None:
+    """See to it that the run has its scorer, and that it is the one it was scored with so far."""
+    folder = rundir.path / "scorer"
+    if config.score.metric is ScoreMetric.NONE:
+        return
+    if is_stored(folder):
+        space = load_space(folder)
+    else:
+        made = _space_of(config, dataset, say, stop)
+        assert made is not None
+        save_space(space := made, folder)
+    for cell in rundir.cells()[:1]:
+        found = rundir.load(cell, identity=config.identity())
+        if found is not None:
+            check_scorer(cell, found.meta, space.name)
 
 
 def environment() -> dict[str, Any]:

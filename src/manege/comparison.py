@@ -67,8 +67,12 @@ def compare(
     counting: Counting = lambda verb: None,
 ) -> Comparison:
     """The runs side by side; each keeps its evaluation and its sheet at the seed."""
-    if len({run.resolve() for run in runs}) < 2:
+    places = [run.resolve() for run in runs]
+    if len(set(places)) < 2:
         raise ConfigError("compare: expected at least two different runs; for one, use evaluate")
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise ConfigError(f"compare: {runs[number]} is named twice; name each run once")
     options = options or Options()
     opened = [RunDir.open(run) for run in runs]
     trees = [_flat(run_config(rundir).model_dump(mode="json")) for rundir in opened]

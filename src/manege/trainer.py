@@ -7,7 +7,7 @@ mathematics (that is the method's) and no screen (watchers look on).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -283,6 +283,15 @@ def _open_scorer(config: RunConfig, rundir: RunDir, dataset: Dataset) -> ClassSc
     return ClassScorer(config.score, load_space(rundir.path / "scorer"), dataset, parts)
 
 
+def check_scorer(cell: str, meta: Mapping[str, Any], space: str | None) -> None:
+    """Nothing; CheckpointError when a commit was scored in another space than the run now has."""
+    if meta["space"] != space:
+        raise CheckpointError(
+            f"class {cell!r}: scored with the feature network {meta['space']}, scorer/ holds "
+            f"{space}; put the old one back, or start a new run"
+        )
+
+
 Emit = Callable[..., None]
 
 
@@ -323,11 +332,7 @@ class _CellRun:
                     f"class {self.cell!r}: its training pictures are not the ones this run began "
                     "with; put them back, or start a new run"
                 )
-            if found.meta["space"] != self._space:
-                raise CheckpointError(
-                    f"class {self.cell!r}: scored with the feature network {found.meta['space']}, "
-                    f"scorer/ holds {self._space}; put the old one back, or start a new run"
-                )
+            check_scorer(self.cell, found.meta, self._space)
             self.state.restore(found.tensors, found.meta)
             self.spent_s = float(found.meta["spent_s"])
             self._committed = (self.state.round_, self.state.step, found.meta["final"] is not None)

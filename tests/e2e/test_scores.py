@@ -194,7 +194,6 @@ def test_a_run_that_was_moved_has_its_evaluations_still(
     assert done.err.startswith("evaluated before: moved/evaluations/")
 
 
-@pytest.mark.xfail(strict=True, reason="a kept evaluation is told under the run's old name")
 def test_a_run_that_was_moved_is_called_by_its_new_name(
     manege: Command, evaluated: Path, tmp_path: Path
 ) -> None:
@@ -310,7 +309,6 @@ def test_a_model_draws_more_of_a_class_it_drew_few_of(manege: Command, drawn: Pa
     assert counts == {None: 9, "3": 100, "7": 100, "8": 100}
 
 
-@pytest.mark.xfail(strict=True, reason="--per-class without kid computes nothing and says nothing")
 def test_per_class_without_the_score_it_is_of_is_refused(manege: Command, drawn: Path) -> None:
     done = manege("evaluate", drawn / "model", *DIGITS, "--per-class", "--metrics", "prdc")
     assert (done.code, done.out) == (2, "")
@@ -393,7 +391,6 @@ def test_channels_bring_grey_and_colour_together(
         assert told["protocol"]["space"]["channels"] == int(channels)
 
 
-@pytest.mark.xfail(strict=True, reason="--size and --channels are ignored for a run or a model")
 @pytest.mark.parametrize("option", ["--size 12", "--channels 3"])
 @pytest.mark.parametrize("subject", ["run", "model"])
 def test_an_option_is_obeyed_or_refused(
@@ -410,10 +407,6 @@ def test_an_option_is_obeyed_or_refused(
         assert name in done.err
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="labelled data of other sides than networks make are brought to 32",
-)
 def test_a_reference_of_any_side_will_do(manege: Command, tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_class(tmp_path / "photos" / name, 20, side=10)
@@ -659,9 +652,6 @@ def test_scores_against_the_same_pictures_are_in_one_row_whatever_the_runs_learn
     assert None not in row
 
 
-@pytest.mark.xfail(
-    strict=True, reason="refused with code 3 after all the work; `sample` makes the folder"
-)
 def test_a_comparison_makes_the_folder_it_goes_into(
     pair: tuple[str, str], manege: Command, tmp_path: Path
 ) -> None:
@@ -761,9 +751,6 @@ def cut_short(stopped: Path) -> Path:
     return stopped
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a scorer/ without scorer.json stops resume and evaluate for good"
-)
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])
 def test_a_run_killed_while_it_wrote_its_scorer_writes_it_again(
     verb: str, manege: Command, cut_short: Path

@@ -17,15 +17,14 @@ STEPS = 12
 
 EVERY_ROUND = {"checkpoints.every_rounds": "1"}
 EVERY_STEP = {"checkpoints.every_s": "0.000001"}
-# One class is scored in the random space: no feature network to train, and half the steps.
 SCORED = {
-    "data.classes": "[3]",
     "training.ema": "0.9",
     "score.metric": "kid",
     "score.every_rounds": "1",
     "score.samples": "16",
 }
-PERCEPTRON = {"networks.kind": "mlp", "networks.hidden": "8"}
+# Points are their own features: no network has to be trained to score them.
+POINTS = {"data.source": "ring8", "networks.kind": "mlp", "networks.hidden": "8"}
 
 
 def run_plan(tmp_path: Path, sets: dict, failpoints: list[str], then: list[str] | None = None):
@@ -85,12 +84,12 @@ def test_other_settings_resume_to_the_same_bits_too(tmp_path, sets):
 
 def test_scored_and_averaged_runs_end_with_the_same_best_and_average_too(tmp_path):
     """Each of these deaths lies between two scores, or in a commit of a new average and best."""
-    sets = EVERY_STEP | SCORED | PERCEPTRON
-    steps = [f"step@{n}" for n in range(1, 7)]
+    sets = EVERY_STEP | SCORED | POINTS
+    steps = [f"step@{n}" for n in range(1, STEPS + 1, 2)]
     all_well(run_plan(tmp_path, sets, steps + [f"{point}@4" for point in COMMIT_POINTS]))
 
 
 def test_killed_round_a_last_score_off_the_schedule_the_result_is_the_same_bits(tmp_path):
     """Three rounds, scored every second: the fourth commit holds the last score."""
-    sets = EVERY_ROUND | SCORED | PERCEPTRON | {"score.every_rounds": "2"}
+    sets = EVERY_ROUND | SCORED | POINTS | {"score.every_rounds": "2"}
     all_well(run_plan(tmp_path, sets, ["step@5", *(f"{point}@4" for point in COMMIT_POINTS)]))

@@ -17,10 +17,10 @@ import torch
 import manege
 from manege.api import Run, start_run
 from manege.cell import Weights, generator_with
-from manege.config import RunConfig, resolve, stream
-from manege.data import open_dataset
+from manege.config import DataConfig, RunConfig, partition, resolve, stream
+from manege.data import Split, open_dataset
 from manege.errors import CheckpointError
-from manege.methods import PerClass
+from manege.methods import Independent
 from manege.metrics import ClassScorer, Space, load_space, random_space, save_space
 from manege.metrics.networks import FeatureNetwork, initialise_random
 from manege.metrics.spaces import digest_of
@@ -36,13 +36,13 @@ def _cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "method-cache"))
 
 
-def _method(*sets: str) -> PerClass:
+def _method(*sets: str) -> Independent:
     base = ["networks.kind=mlp", "networks.hidden=8", "training.batch=50"]
     config = resolve(flags={"data.source": "digits"}, sets=[*base, *sets])
-    return PerClass(config, open_dataset(config.data), CPU, lambda phase: nullcontext())
+    return Independent(config, open_dataset(config.data), CPU, lambda phase: nullcontext())
 
 
-def _train(method: PerClass, cell: str, rounds: int) -> np.ndarray:
+def _train(method: Independent, cell: str, rounds: int) -> np.ndarray:
     state = method.init(cell)
     for _ in range(rounds):
         list(method.advance(cell, state))
@@ -142,17 +142,18 @@ def test_a_state_with_nan_is_not_finite():
 SHAPE = PictureShape(8, 1)
 
 
-def _scored(*sets: str) -> PerClass:
+def _scored(*sets: str) -> Independent:
     """The method with a scorer in the random space, which needs no training."""
     small = ["networks.kind=dcgan", "training.batches_per_round=1", "training.batch=50"]
     scoring = ["score.metric=kid", "score.every_rounds=1", "score.samples=16"]
     config = resolve(flags={"data.source": "digits"}, sets=[*small, *scoring, *sets])
     dataset = open_dataset(config.data)
-    scorer = ClassScorer(config.score, random_space(8, 1), dataset)
-    return PerClass(config, dataset, CPU, lambda phase: nullcontext(), scorer)
+    parts = partition(config.method, dataset.labels)
+    scorer = ClassScorer(config.score, random_space(8, 1), dataset, parts)
+    return Independent(config, dataset, CPU, lambda phase: nullcontext(), scorer)
 
 
-def _records(method: PerClass, rounds: int) -> list[np.ndarray]:
+def _records(method: Independent, rounds: int) -> list[np.ndarray]:
     """Both networks' records after every round."""
     state = method.init("3")
     records = []
@@ -213,13 +214,22 @@ def test_without_a_scorer_nothing_is_judged_or_kept():
     assert state.best is None
 
 
-# Whole runs, of one class: its scorer's space is the random one.
+# Whole runs, of one class.
 
 
-def _config(**more: object) -> RunConfig:
+def _threes(folder: Path) -> Path:
+    """A dataset of one class: its scores are those of the random space, which needs no training."""
+    path = folder / "threes.npz"
+    if not path.exists():
+        digits = open_dataset(DataConfig(source="digits"))
+        pictures = digits.pictures("3", Split.TRAIN)
+        np.savez(path, images=pictures, labels=np.full(len(pictures), "3"))
+    return path
+
+
+def _config(folder: Path, **more: object) -> RunConfig:
     flags = {
-        "data.source": "digits",
-        "data.classes": ["3"],
+        "data.source": str(_threes(folder)),
         "data.limit_per_class": 60,
         "networks.kind": "mlp",
         "networks.hidden": 8,
@@ -234,7 +244,7 @@ SCORED = {"score__metric": "kid", "score__every_rounds": 2, "score__samples": 16
 
 
 def _run(path: Path, **more: object) -> Run:
-    done = start_run(_config(**more), out=path)
+    done = start_run(_config(path.parent, **more), out=path)
     assert done.outcome.state == "finished"
     return done
 
@@ -262,7 +272,9 @@ def _score_of(path: Path, body: np.ndarray) -> float:
     generator = generator_with(config.networks, SHAPE, torch.from_numpy(body))
     rng = stream(config.seed, cell="3", purpose="score")
     z = rng.standard_normal((config.score.samples, generator.latent), dtype=np.float32)
-    scorer = ClassScorer(config.score, load_space(path / "scorer"), open_dataset(config.data))
+    scorer = ClassScorer(
+        config.score, load_space(path / "scorer"), open_dataset(config.data), {"3": ("3",)}
+    )
     return scorer.score("3", np.concatenate([generate(generator, z)])).value
 
 
@@ -385,7 +397,7 @@ def test_a_stopped_run_draws_with_the_best_so_far(tmp_path):
     def stop() -> str | None:
         return "SIGTERM" if path.exists() and len(_events(path, "round")) >= 5 else None
 
-    done = start_run(_config(rounds=50, **SCORED), out=path, stop=stop)
+    done = start_run(_config(tmp_path, rounds=50, **SCORED), out=path, stop=stop)
     assert done.outcome.state == "stopped"
     found = _commit(path)
     assert found.meta["final"] is None

@@ -37,7 +37,7 @@ Features = Annotated[
     ),
 ]
 Reference = Annotated[
-    str, typer.Option(help="The split of DATA to compare with: held-out or train.")
+    str | None, typer.Option(help="The split of DATA to compare with: held-out (else) or train.")
 ]
 Seed = Annotated[int, typer.Option(help="Same seed, same numbers.")]
 FewSamples = Annotated[
@@ -67,7 +67,7 @@ def evaluate(
     ] = False,
     features: Features = "auto",
     classes: Classes = None,
-    reference: Reference = "held-out",
+    reference: Reference = None,
     size: Annotated[
         int | None, typer.Option(help="Bring both to this side; else they must agree.")
     ] = None,
@@ -124,7 +124,7 @@ def compare(
     ] = False,
     features: Features = "auto",
     classes: Classes = None,
-    reference: Reference = "held-out",
+    reference: Reference = None,
     seed: Seed = 0,
     allow_few_samples: FewSamples = False,
     data_root: DataRoot = None,
@@ -143,6 +143,7 @@ def compare(
     check_free(out, force=force)
     from manege.comparison import compare as run_comparison
     from manege.evaluation import Options
+    from manege.files import blaming
     from manege.pictures import save_png
     from manege.progress import counter
 
@@ -158,6 +159,8 @@ def compare(
         allow_few_samples=allow_few_samples,
         data_root=data_root,
     )
+    with blaming(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
     comparison = run_comparison(runs, data, options, say=_tell, counting=counter)
     save_png(out, comparison.sheet, {"runs": ", ".join(comparison.runs), "seed": str(seed)})
     if json_:

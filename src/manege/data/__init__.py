@@ -9,7 +9,7 @@ from manege.data.cache import cache_folder
 from manege.data.check import Report, check, sheet
 from manege.data.dataset import ClassCount, Dataset, open_dataset, survey
 from manege.data.named import KNOWN, list_datasets
-from manege.data.sets import PictureSet, has_labels, read_set, set_of
+from manege.data.sets import PictureSet, has_labels, read_set, set_of, survey_measured
 from manege.data.split import Split
 from manege.data.toys import TOYS, Toy, toy_of
 
@@ -34,5 +34,6 @@ __all__ = [
     "set_of",
     "sheet",
     "survey",
+    "survey_measured",
     "toy_of",
 ]

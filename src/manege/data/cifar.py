@@ -127,16 +127,11 @@ def open_cifar(dataset: CifarDataset, found: Found) -> ArraySource:
     )
 
 
-def _folder_in(place: Path, layout: Layout) -> Path:
-    # The user may name the very folder.
-    return place if place.name == layout.folder else place / layout.folder
-
-
 def _found_in(place: Path, dataset: CifarDataset) -> Found | None:
     for layout in dataset.layouts:
-        folder = _folder_in(place, layout)
-        if all((folder / name).is_file() for name in layout.caps):
-            return Found(layout, folder)
+        for folder in _folders_in(place, layout):
+            if not _missing(folder, layout):
+                return Found(layout, folder)
     for layout in dataset.layouts:
         if (place / layout.archive).is_file():
             return Found(layout, place / layout.archive)
@@ -145,13 +140,23 @@ def _found_in(place: Path, dataset: CifarDataset) -> Found | None:
 
 def _refuse_half(place: Path, dataset: CifarDataset) -> None:
     for layout in dataset.layouts:
-        folder = _folder_in(place, layout)
-        missing = [name for name in layout.caps if not (folder / name).is_file()]
-        if len(missing) < len(layout.caps):
-            raise DataError(
-                f"{dataset.name} in {folder}: {', '.join(missing)} not found; put all "
-                f"{len(layout.caps)} files there, or {layout.archive} beside the folder"
-            )
+        for folder in _folders_in(place, layout):
+            missing = _missing(folder, layout)
+            if len(missing) < len(layout.caps):
+                raise DataError(
+                    f"{dataset.name} in {folder}: {', '.join(missing)} not found; put all "
+                    f"{len(layout.caps)} files there, or {layout.archive} beside the folder"
+                )
+
+
+def _folders_in(place: Path, layout: Layout) -> list[Path]:
+    # The user may have named the very folder.
+    itself = [place] if place.name == layout.folder else []
+    return [place / layout.folder, *itself]
+
+
+def _missing(folder: Path, layout: Layout) -> list[str]:
+    return [name for name in layout.caps if not (folder / name).is_file()]
 
 
 def _part(

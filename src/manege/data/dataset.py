@@ -173,10 +173,11 @@ def open_dataset(config: DataConfig) -> Dataset:
 def survey(config: DataConfig) -> Dataset:
     """The dataset however small its classes are: for looking, not for training."""
     form = Form(1, 2) if config.source in TOYS else None
-    return Dataset(_open_source(config), config, form)
+    return Dataset(open_source(config), config, form)
 
 
-def _open_source(config: DataConfig) -> Source:
+def open_source(config: DataConfig) -> Source:
+    """What the configuration names, opened."""
     if config.source in KNOWN:
         return open_named(config.source, config.root)
     path = Path(config.source).expanduser()

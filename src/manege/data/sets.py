@@ -19,7 +19,7 @@ import numpy.typing as npt
 from manege.config import DataConfig
 from manege.data.arrays import POINT, ArraySource
 from manege.data.cache import Entry
-from manege.data.dataset import Dataset, Source
+from manege.data.dataset import Dataset, Source, open_source
 from manege.data.decode import Form
 from manege.data.folder import FolderSource, open_flat, open_folder
 from manege.data.labelled import open_labelled
@@ -119,6 +119,18 @@ def read_set(source: Path, *, size: int | None = None, channels: int | None = No
     pictures, digest = _joined(pieces, Form(dataset.size, dataset.channels))
     labels = _labels(pieces) if labelled else None
     return PictureSet(dataset.name, "all", pictures, labels, digest)
+
+
+def survey_measured(config: DataConfig, size: int | None, channels: int | None) -> Dataset:
+    """The dataset that the configuration names, to be measured: of whatever side it is.
+
+    Args:
+        config: its own size and channels do not count.
+        size: bring the pictures to this side; None expects that all have the same.
+        channels: bring them to grey or colour; None is grey where all are.
+    """
+    source = open_source(config)
+    return Dataset(source, config, _form(source, Path(config.source), size, channels))
 
 
 def has_labels(source: Path) -> bool:

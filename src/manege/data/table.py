@@ -98,7 +98,7 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
 def _column(path: Path, names: Sequence[str], kind: Sequence[str]) -> int:
     found = [place for place, name in enumerate(names) if name in kind]
     if len(found) != 1:
-        what = "two columns" if found else "no column"
+        what = f"{len(found)} columns" if found else "no column"
         raise DataError(
             f"{printable(path)}: {what} for the {kind[0]} among {listed(names)}; {_HEADER}; "
             "or give the file another name if it is no table of pictures"

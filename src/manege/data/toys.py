@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -42,6 +42,10 @@ class Toy:
 
     def __post_init__(self) -> None:
         self.centres.setflags(write=False)
+
+    def restricted(self, labels: tuple[str, ...]) -> Toy:
+        """The same with these modes only."""
+        return replace(self, centres=self.centres[[int(label) for label in labels]])
 
 
 def _ring(modes: int, radius: float) -> npt.NDArray[np.float64]:

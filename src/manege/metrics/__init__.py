@@ -16,13 +16,24 @@ from manege.metrics.scorer import ClassScorer
 from manege.metrics.spaces import (
     MNIST_LOGITS,
     Space,
+    is_stored,
     load_space,
     mnist_logits_space,
     points_space,
     random_space,
     save_space,
 )
-from manege.metrics.suite import GROUPS, Contest, Counting, Results, Score, check_groups, measure
+from manege.metrics.suite import (
+    GROUPS,
+    Contest,
+    Counting,
+    Facts,
+    Results,
+    Score,
+    check_facts,
+    check_groups,
+    measure,
+)
 
 __all__ = [
     "GROUPS",
@@ -31,12 +42,15 @@ __all__ = [
     "Contest",
     "Counting",
     "Estimate",
+    "Facts",
     "Results",
     "Score",
     "Space",
     "Telling",
+    "check_facts",
     "check_groups",
     "classifier_for",
+    "is_stored",
     "load_space",
     "measure",
     "mnist_logits_space",

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from manege import device
 from manege.config import SMALLEST_CLASS, DataConfig, stream
-from manege.data import Dataset, PictureSet, Split, cache, cache_folder, set_of, survey
+from manege.data import Dataset, PictureSet, Split, cache, cache_folder, set_of, survey_measured
 from manege.errors import CheckpointError, ConfigError
 from manege.metrics.distributions import agreement
 from manege.metrics.networks import FeatureNetwork
@@ -56,17 +56,19 @@ class Telling:
     progress: Progress | None = None
 
 
-def scored_data(config: DataConfig) -> Dataset:
+def scored_data(config: DataConfig, size: int, channels: int) -> Dataset:
     """The data whose feature network scores are computed with: all of a source's classes.
 
     Whatever classes a run trains, and however few pictures of them, runs on one source share one
     space and can be compared. Of very many pictures a part is enough to train the network.
     """
-    whole = survey(config.model_copy(update={"classes": None, "limit_per_class": None}))
+    every = config.model_copy(update={"classes": None, "limit_per_class": None})
+    whole = survey_measured(every, size, channels)
     if sum(count.train for count in whole.classes) <= _MOST_SEEN:
         return whole
     limit = max(SMALLEST_CLASS, _MOST_SEEN // len(whole.labels))
-    return survey(config.model_copy(update={"classes": None, "limit_per_class": limit}))
+    some = config.model_copy(update={"classes": None, "limit_per_class": limit})
+    return survey_measured(some, size, channels)
 
 
 def space_for(dataset: Dataset, telling: Telling | None = None) -> Space:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -157,8 +158,11 @@ def mnist_logits_space(path: Path) -> Space:
     network = MnistLogits()
     try:
         # Admits tensors and nothing else.
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
         network.load_state_dict(tensors)
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in network.parameters()):
+            raise ValueError("weights that are not finite")
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}); give --features mnist-logits=FILE the "
@@ -185,6 +189,11 @@ def save_space(space: Space, folder: Path) -> None:
     write_atomic(folder / DESCRIPTION, text.encode())
 
 
+def is_stored(folder: Path) -> bool:
+    """Whether a folder holds a whole space: what a killed process left half-written does not."""
+    return (folder / DESCRIPTION).is_file()
+
+
 def load_space(folder: Path) -> Space:
     """The space in a folder, its weights verified."""
     path = folder / DESCRIPTION
@@ -192,7 +201,8 @@ def load_space(folder: Path) -> Space:
         tree = json.loads(read_capped(path, _CAP_BYTES))
         if tree["format"] != FORMAT:
             raise CheckpointError(
-                f"{path}: scorer format {tree['format']!r}, this manege reads {FORMAT}"
+                f"{path}: scorer format {tree['format']!r}, this manege reads {FORMAT}; delete the "
+                f"folder {folder} and it is made again"
             )
         blob = read_capped(folder / WEIGHTS, _CAP_BYTES)
         if hashlib.sha256(blob).hexdigest() != tree["sha256"]:
@@ -218,21 +228,38 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
 
 def _assembled(tree: Mapping[str, Any], blob: bytes) -> Space:
     labels = tuple(str(label) for label in tree["labels"])
-    network = _built(tree["kind"], int(tree["channels"]), len(labels))
-    if not isinstance(network, Points):
-        tensors = safetensors.numpy.load(blob)
+    size, channels = int(tree["size"]), int(tree["channels"])
+    network = _built(tree["kind"], channels, len(labels))
+    if not isinstance(network, FeatureNetwork) and (size, channels) != (
+        network.SHAPE.size,
+        network.SHAPE.channels,
+    ):
+        raise ValueError(f"{tree['kind']} for pictures of {size}x{size}x{channels}")
+    tensors = safetensors.numpy.load(blob)
+    if isinstance(network, Points):
+        if tensors:
+            raise ValueError("points with a network")
+    else:
         fill(network, {name: torch.from_numpy(value) for name, value in tensors.items()})
     accuracy = tree["accuracy"]
+    if accuracy is not None:
+        accuracy = Estimate(*(_number(accuracy[key]) for key in ("value", "low", "high")))
     return Space(
         kind=tree["kind"],
-        size=int(tree["size"]),
-        channels=int(tree["channels"]),
+        size=size,
+        channels=channels,
         network=network.eval(),
-        sha256=tree["sha256"],
+        sha256=str(tree["sha256"]),
         labels=labels,
-        trained_on=tree["trained_on"],
-        accuracy=Estimate(**accuracy) if accuracy else None,
+        trained_on=None if tree["trained_on"] is None else str(tree["trained_on"]),
+        accuracy=accuracy,
     )
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value)
 
 
 def _built(kind: str, channels: int, num_labels: int) -> Network:

@@ -6,7 +6,7 @@ interval. What cannot be said honestly is left out, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -131,21 +131,84 @@ class Results:
     """Generated pictures that come nearest to training pictures, and those."""
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a contest before anything is drawn or computed."""
+
+    generated: tuple[str, int]
+    """Whose pictures, and how many."""
+    reference: PictureSet
+    other: PictureSet | None = None
+    toy: Toy | None = None
+    space: Space | None = None
+    """None while it is not known yet."""
+    allow_few: bool = False
+
+
 Counting = Callable[[str], Progress | None]
 """From a verb to somebody who is told how far it has come."""
 
 
-def check_groups(names: Iterable[str] | None) -> tuple[str, ...] | None:
+def check_groups(names: Sequence[str] | None) -> tuple[str, ...] | None:
     """The names, all known and each once; None stands for whatever applies."""
     if names is None:
         return None
     chosen = tuple(dict.fromkeys(names))
-    for name in chosen:
+    if "" in chosen and len(chosen) > 1:
+        given = ",".join(names)
+        raise ConfigError(
+            f"--metrics {given!r}: an empty name; expected some of {', '.join(GROUPS)}"
+        )
+    for name in filter(None, chosen):
         if name not in GROUPS:
             raise ConfigError(f"--metrics {name}: not known; expected some of {', '.join(GROUPS)}")
-    if not chosen:
+    if chosen in ((), ("",)):
         raise ConfigError(f"--metrics: empty; expected some of {', '.join(GROUPS)}")
     return chosen
+
+
+def check_facts(facts: Facts, groups: tuple[str, ...] | None) -> None:
+    """Nothing; an error for too few pictures, or for scores asked for that cannot be had."""
+    subject, count = facts.generated
+    if count < FEWEST:
+        raise DataError(f"{subject}: {count} pictures, expected at least {FEWEST}; give more")
+    if len(facts.reference) < FEWEST:
+        raise DataError(
+            f"{facts.reference.name}: {len(facts.reference)} pictures to compare with "
+            f"({facts.reference.split}), expected at least {FEWEST}; give more, or another "
+            "--reference"
+        )
+    for group in groups or ():
+        if (reason := why_not(group, facts)) is not None:
+            raise ConfigError(f"--metrics {group}: {reason}")
+
+
+def why_not(group: str, facts: Facts) -> str | None:
+    """Why a group of scores cannot be had, as far as is known, or None."""
+    fewer = min(facts.generated[1], len(facts.reference))
+    space, labels = facts.space, facts.reference.labels
+    match group:
+        case "fd" if space is not None:
+            dimensions = space.dimensions
+            if not (facts.allow_few or enough_for_frechet(fewer, dimensions)):
+                return (
+                    f"{fewer} pictures are too few for a Fréchet distance in {dimensions} "
+                    f"dimensions, which takes {SAMPLES_PER_DIMENSION * dimensions}; use kid, "
+                    "or --allow-few-samples"
+                )
+        case "labels":
+            if labels is None or (space is not None and not space.labels):
+                return "needs labelled reference data and a feature network that knows labels"
+            if space is not None and not set(labels) <= set(space.labels):
+                return f"the feature network {space.name} knows other labels"
+        case "nearest":
+            if facts.toy is not None:
+                return "points have no pixels"
+            if facts.other is None or not len(facts.other):
+                return "needs data with training and held-out pictures"
+        case "modes" if facts.toy is None:
+            return "only the toys ring8 and grid25 have known modes"
+    return None
 
 
 def measure(contest: Contest, groups: tuple[str, ...] | None, counting: Counting) -> Results:
@@ -164,15 +227,15 @@ class _Measuring:
         self._groups = groups
         self._counting = counting
         self._results = Results()
-        for what, pictures in (
-            ("generated", contest.generated),
-            ("reference", contest.reference),
-        ):
-            if len(pictures) < FEWEST:
-                raise DataError(
-                    f"{pictures.name}: {len(pictures)} {what} pictures ({pictures.split}), "
-                    f"expected at least {FEWEST}; give more, or another --reference"
-                )
+        self._facts = Facts(
+            generated=(contest.generated.name, len(contest.generated)),
+            reference=contest.reference,
+            other=contest.other,
+            toy=contest.toy,
+            space=contest.space,
+            allow_few=contest.allow_few,
+        )
+        check_facts(self._facts, groups)
         space = contest.space
         self._generated = space.features(contest.generated.pictures, counting("features: done"))
         self._reference = space.features_of(contest.reference, counting("reference: done"))
@@ -188,43 +251,12 @@ class _Measuring:
             "modes": self._modes,
         }
         for group in self._groups or GROUPS:
-            reason = self._why_not(group)
+            reason = why_not(group, self._facts)
             if reason is None:
                 work[group]()
-            elif self._groups is not None:
-                raise ConfigError(f"--metrics {group}: {reason}")
             elif group != "modes":
                 self._results.left_out[group] = reason
         return self._results
-
-    def _why_not(self, group: str) -> str | None:
-        """Why a group cannot be had, or None."""
-        contest = self._contest
-        fewer = min(len(contest.generated), len(contest.reference))
-        match group:
-            case "fd":
-                dimensions = contest.space.dimensions
-                if not (contest.allow_few or enough_for_frechet(fewer, dimensions)):
-                    return (
-                        f"{fewer} pictures are too few for a Fréchet distance in {dimensions} "
-                        f"dimensions, which takes {SAMPLES_PER_DIMENSION * dimensions}; use kid, "
-                        "or --allow-few-samples"
-                    )
-            case "labels":
-                known = set(contest.space.labels)
-                if contest.reference.labels is None or not known:
-                    return "needs labelled reference data and a feature network that knows labels"
-                if not set(contest.reference.labels) <= known:
-                    return f"the feature network {contest.space.name} knows other labels"
-            case "nearest":
-                if contest.toy is not None:
-                    return "points have no pixels"
-                if contest.other is None or not len(contest.other):
-                    return "needs data with training and held-out pictures"
-            case "modes":
-                if contest.toy is None:
-                    return "only the toys ring8 and grid25 have known modes"
-        return None
 
     def _add(
         self,

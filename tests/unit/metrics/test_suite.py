@@ -92,13 +92,19 @@ def test_a_set_against_itself_is_as_good_as_can_be(itself, parts):
     assert found["nearer-to-train"].value == 0
 
 
-def test_noise_is_far_worse(itself, worthless):
+def test_noise_is_far_worse(itself, worthless, parts):
     good, bad = named(itself), named(worthless)
     assert bad["kid"].low > max(1, 10 * good["kid"].high)
     assert bad["fd"].low > 10
-    print({k: v.value for k, v in bad.items()})
+    for name in ("recall", "density", "coverage"):
+        assert bad[name].value < 0.5 < bad[name].floor.value
+    assert bad["label-modes"].value < 3
     assert bad["nearest-held-out"].low > 0.2
     assert bad["kid"].low > bad["kid"].floor.high
+    # To a classifier of three digits noise is some digit; untrained features are harder to fool.
+    held_out, _ = parts
+    plain = named(run(Contest(as_set(noise(53)), held_out, random_space(8, 1)), "prdc"))
+    assert plain["precision"].value == plain["density"].value == plain["coverage"].value == 0
 
 
 def test_a_copy_of_the_training_pictures_is_found_out(parts, classifier):
@@ -275,9 +281,9 @@ def test_a_frechet_distance_of_enough_pictures_is_not_marked():
 def test_a_handful_of_pictures_is_not_scored(count, parts, classifier):
     held_out, _ = parts
     few = as_set(noise(count))
-    with pytest.raises(DataError, match=f"{count} generated pictures"):
+    with pytest.raises(DataError, match=f"{count} pictures, expected"):
         run(Contest(few, held_out, classifier))
-    with pytest.raises(DataError, match=f"{count} reference pictures"):
+    with pytest.raises(DataError, match=f"{count} pictures to compare with"):
         run(Contest(held_out, few, classifier))
     assert run(Contest(as_set(noise(FEWEST)), as_set(noise(FEWEST)), random_space(8, 1))).scores
 

@@ -1,0 +1,109 @@
+"""An evaluation and where a run keeps it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from manege import pictures
+from manege.errors import CheckpointError
+from manege.files import read_capped
+from manege.metrics import Results, Score, Space, is_stored, save_space
+from manege.rundir import RunDir
+from manege.version import __version__
+
+FORMAT = 1
+FOLDER = "evaluations"
+"""Where a run keeps them."""
+
+_CAP_BYTES = 1 << 26
+_SCORES: TypeAdapter[tuple[Score, ...]] = TypeAdapter(tuple[Score, ...])
+_REASONS: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores with all that they depend on."""
+
+    protocol: dict[str, Any]
+    scores: tuple[Score, ...]
+    left_out: dict[str, str] = field(default_factory=dict)
+    file: Path | None = None
+    """Where a run keeps it."""
+
+    def score(self, name: str, label: str | None = None) -> Score:
+        """The score of that name, with or without its space; KeyError when there is none."""
+        for one in self.scores:
+            if name in (one.name, one.full_name) and one.label == label:
+                return one
+        raise KeyError(name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "format": FORMAT,
+            "manege": __version__,
+            "protocol": self.protocol,
+            "scores": [score.as_dict() for score in self.scores],
+            "left_out": self.left_out,
+        }
+
+
+def as_json(evaluation: Evaluation) -> dict[str, Any]:
+    """The whole of it, and where a run keeps it."""
+    return {**evaluation.as_dict(), "file": str(evaluation.file) if evaluation.file else None}
+
+
+def stored(rundir: RunDir | None, protocol: dict[str, Any]) -> Evaluation | None:
+    """What the same question was answered before, if the run has kept it."""
+    if rundir is None:
+        return None
+    path = rundir.path / FOLDER / f"{_key(protocol)}.json"
+    try:
+        tree = json.loads(read_capped(path, _CAP_BYTES))
+        if _key(tree["protocol"]) != _key(protocol):
+            raise ValueError("its protocol is not the one its name stands for")
+        entries = [{k: v for k, v in one.items() if k != "full_name"} for one in tree["scores"]]
+        scores = _SCORES.validate_json(json.dumps(entries), strict=True)
+        left_out = _REASONS.validate_python(tree["left_out"], strict=True)
+        # The run may have been moved since: what it is called now counts.
+        return Evaluation(protocol, scores, left_out, path)
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise _damaged(path, error.errors()[0]["msg"]) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, repr(error)) from None
+
+
+def keep(rundir: RunDir, evaluation: Evaluation, results: Results, space: Space) -> Evaluation:
+    """Store it in the run, with its feature network and the pictures nearest to training ones."""
+    if space.trained_on is not None and not is_stored(rundir.path / "scorer"):
+        save_space(space, rundir.path / "scorer")
+    key = _key(evaluation.protocol)
+    if results.pairs is not None:
+        drawn, real = results.pairs
+        sheet = pictures.grid(np.concatenate([drawn, real]), columns=len(drawn))
+        recipe = {"rows": "generated, nearest training picture", "evaluation": key}
+        scale = pictures.viewing_scale(drawn.shape[1])
+        rundir.write_bytes(f"{FOLDER}/{key}-nearest.png", pictures.png_bytes(sheet, recipe, scale))
+    name = f"{FOLDER}/{key}.json"
+    rundir.write_json(name, evaluation.as_dict())
+    return replace(evaluation, file=rundir.path / name)
+
+
+def _key(protocol: dict[str, Any]) -> str:
+    """Names a run's evaluation: what the numbers depend on, but not where the run lies."""
+    subject = {k: v for k, v in protocol["subject"].items() if k != "name"}
+    spelled = json.dumps([FORMAT, {**protocol, "subject": subject}], sort_keys=True)
+    return hashlib.sha256(spelled.encode()).hexdigest()[:12]
+
+
+def _damaged(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path}: damaged ({reason}); delete it and try again")

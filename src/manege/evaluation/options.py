@@ -1,0 +1,55 @@
+"""How `manege evaluate` compares, and what can be refused before anything is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from manege.data import Split
+from manege.errors import ConfigError
+from manege.metrics import check_groups
+
+SPACES = "auto, classifier, random, mnist-logits, mnist-logits=FILE, or the scorer/ folder of a run"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compare; the defaults are the command's."""
+
+    metrics: tuple[str, ...] | None = None
+    """Groups of scores, all that can be had when None."""
+    samples: int | None = None
+    per_class: bool = False
+    features: str = "auto"
+    """auto, classifier, random, mnist-logits[=FILE], or a folder with a scorer."""
+    classes: tuple[str, ...] | None = None
+    size: int | None = None
+    channels: int | None = None
+    reference: str | None = None
+    """The split to hold against, held-out when None, or train."""
+    seed: int = 0
+    allow_few_samples: bool = False
+    data_root: str | None = None
+
+    def check(self) -> None:
+        """Nothing; ConfigError for what makes no sense whatever is compared."""
+        check_groups(self.metrics)
+        if self.samples is not None and self.samples < 1:
+            raise ConfigError(f"--samples {self.samples}: expected at least 1")
+        if self.reference not in (None, *(split.value for split in Split)):
+            raise ConfigError(f"--reference {self.reference}: expected held-out or train")
+        if self.per_class and self.metrics is not None and "kid" not in self.metrics:
+            raise ConfigError(
+                "--per-class: of the scores only kid is computed for each class; add it to "
+                "--metrics, or leave --per-class out"
+            )
+        kind, equals, _ = self.features.partition("=")
+        if equals and kind in ("auto", "classifier", "random"):
+            raise ConfigError(f"--features {self.features}: expected {SPACES}")
+        twice = [label for label in self.classes or () if (self.classes or ()).count(label) > 1]
+        if twice:
+            raise ConfigError(f"--classes: {twice[0]!r} is named twice; name each once")
+
+    @property
+    def split(self) -> Split:
+        """The split of the data to hold against."""
+        return Split(self.reference or Split.HELD_OUT.value)

@@ -1,0 +1,271 @@
+"""What pictures are held against, and the feature space in which."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from manege.config import DataConfig, resolve
+from manege.config.schema import TOY_NAMES
+from manege.data import (
+    KNOWN,
+    Dataset,
+    PictureSet,
+    Toy,
+    has_labels,
+    read_set,
+    set_of,
+    survey_measured,
+    toy_of,
+)
+from manege.data import Split as DataSplit
+from manege.errors import ConfigError, DataError
+from manege.evaluation.options import SPACES, Options
+from manege.evaluation.subject import MOST, Judged, set_of_array
+from manege.metrics import (
+    MNIST_LOGITS,
+    Counting,
+    Space,
+    Telling,
+    classifier_for,
+    is_stored,
+    load_space,
+    mnist_logits_space,
+    points_space,
+    random_space,
+    scored_data,
+    space_for,
+    training_digest,
+)
+from manege.sampler import run_config
+
+LOGITS_FILE = "lipizzaner_mnist_cnn.pkl"
+
+_ACCURATE = 0.95
+
+
+@dataclass(frozen=True)
+class Against:
+    """What the subject is held against."""
+
+    reference: PictureSet
+    other: PictureSet | None = None
+    """The other split of the same data."""
+    dataset: Dataset | None = None
+    """None for pictures without labels."""
+    config: DataConfig | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The data's labels."""
+        return None if self.dataset is None else self.dataset.labels
+
+    @property
+    def toy(self) -> Toy | None:
+        """The toy it is, with the modes of the classes that count; None when it is none."""
+        # A folder may be called like a toy; its pictures are no points.
+        if self.dataset is None or self.dataset.channels != 2:
+            return None
+        toy = toy_of(self.dataset.name)
+        return None if toy is None else toy.restricted(self.dataset.labels)
+
+
+def open_reference(
+    data: str | Path | np.ndarray | None, judged: Judged, options: Options
+) -> Against:
+    """The data to compare with, in the form of the subject's pictures."""
+    if isinstance(data, np.ndarray):
+        _require_no_labels_wanted("the array", options)
+        against = Against(set_of_array(data, "array", None))
+    else:
+        _require_same_kind(data, judged)
+        against = _opened(data, judged, options)
+    _require_same_form(judged, against)
+    if judged.model is not None and not judged.model.unlabelled:
+        _require_same_labels(judged, against)
+    return against
+
+
+def _opened(data: str | Path | None, judged: Judged, options: Options) -> Against:
+    size, channels = judged.form if judged.model is not None else (options.size, options.channels)
+    # Pictures of whatever side, without labels, are a reference too.
+    path = None if data is None or str(data) in KNOWN else Path(data).expanduser()
+    if path is not None and path.exists() and not has_labels(path):
+        _require_no_labels_wanted(str(path), options)
+        return Against(read_set(path, size=size, channels=channels))
+    config = _data_config(data, judged, options)
+    dataset = survey_measured(config, size, channels)
+    limit = max(MOST, options.samples or 0)
+    train, held_out = (set_of(dataset, split, limit) for split in DataSplit)
+    reference, other = (train, held_out) if options.split is DataSplit.TRAIN else (held_out, train)
+    return Against(reference, other if len(other) else None, dataset, config)
+
+
+def _data_config(data: str | Path | None, judged: Judged, options: Options) -> DataConfig:
+    if data is not None:
+        return resolve(
+            flags={
+                "data.source": str(data),
+                "data.root": options.data_root,
+                "data.classes": options.classes,
+                "networks.kind": "mlp",  # The toys want it; nothing is trained here.
+            }
+        ).data
+    if judged.rundir is None:
+        raise ConfigError(f"{judged.name}: nothing to compare it with; give --data")
+    config = run_config(judged.rundir).data
+    changes = {"classes": options.classes, "root": options.data_root}
+    return config.model_copy(update={k: v for k, v in changes.items() if v is not None})
+
+
+def _require_no_labels_wanted(name: str, options: Options) -> None:
+    for option, given in (("--reference", options.reference), ("--classes", options.classes)):
+        if given is not None:
+            raise ConfigError(
+                f"{option}: {name} has no labels and no split of its own; leave {option} out"
+            )
+
+
+def _require_same_kind(data: str | Path | None, judged: Judged) -> None:
+    """Refuse points against pictures, in words about what was given."""
+    if judged.model is None or data is None:
+        return
+    points, wanted = judged.form == (1, 2), str(data) in TOY_NAMES
+    if points and not wanted and (str(data) in KNOWN or not str(data).endswith(".npz")):
+        toys = " or ".join(TOY_NAMES)
+        raise ConfigError(f"{judged.name}: draws points, {data} holds pictures; give --data {toys}")
+    if wanted and not points:
+        raise ConfigError(
+            f"{judged.name}: draws pictures, {data} holds points; give the --data it was trained on"
+        )
+
+
+def _require_same_form(judged: Judged, against: Against) -> None:
+    own, form = judged.form, (against.reference.size, against.reference.channels)
+    if own == form:
+        return
+    remedy = "compare points with points, pictures with pictures"
+    if (1, 2) not in (own, form):
+        remedy = "bring both to one form with --size and --channels"
+    raise DataError(
+        f"{judged.name}: pictures of {own[0]}x{own[0]}x{own[1]}, but {against.reference.name} has "
+        f"{form[0]}x{form[0]}x{form[1]}; {remedy}"
+    )
+
+
+def _require_same_labels(judged: Judged, against: Against) -> None:
+    model = judged.model
+    if against.dataset is None or model is None:
+        return
+    wanted, have = against.dataset.labels, model.labels
+    common = [label for label in wanted if label in have]
+    lacking = [label for label in wanted if label not in have]
+    beside = [label for label in have if label not in wanted]
+    if not lacking and not beside:
+        return
+    if lacking:
+        reason = model.missing.get(lacking[0])
+        what = f"the model has no class {lacking[0]!r}" + (f" ({reason})" if reason else "")
+    else:
+        what = f"the model draws class {beside[0]!r}, which {against.dataset.name} has not"
+    remedy = f"leave it out with --classes {','.join(common)}" if common else "give other --data"
+    raise ConfigError(f"{judged.name}: {what}; {remedy}")
+
+
+def open_space(
+    judged: Judged,
+    against: Against,
+    options: Options,
+    say: Callable[[str], None],
+    counting: Counting,
+) -> Space:
+    """The feature space that the options name, made now if it must be."""
+    reference = against.reference
+    points = reference.channels == 2
+    kind, _, file = options.features.partition("=")
+    if kind in ("classifier", "random") and points:
+        raise ConfigError(f"--features {kind}: points are their own features; leave it out")
+    match kind:
+        case "auto" | "classifier":
+            if against.config is None:
+                if kind == "classifier":
+                    raise ConfigError(
+                        f"--features classifier: {reference.name} has no labels; use "
+                        "--features random"
+                    )
+                if points:
+                    return points_space()
+                return random_space(reference.size, reference.channels)
+            scored = scored_data(against.config, reference.size, reference.channels)
+            own = _own_scorer(judged, scored) if kind == "auto" else None
+            telling = Telling(say, counting("feature network: seen"))
+            make = space_for if kind == "auto" else classifier_for
+            return own or make(scored, telling)
+        case "random":
+            return random_space(reference.size, reference.channels)
+        case "mnist-logits":
+            return _logits_space(Path(file) if file else None, against, options, say)
+    return _given_scorer(Path(options.features).expanduser(), against)
+
+
+def _own_scorer(judged: Judged, scored: Dataset) -> Space | None:
+    """The scorer a run has stored, when it was made from this data."""
+    folder = judged.rundir.path / "scorer" if judged.rundir else None
+    if folder is None or not is_stored(folder):
+        return None
+    space = load_space(folder)
+    if space.trained_on is None or space.trained_on != training_digest(scored):
+        return None
+    if (space.size, space.channels) != (scored.size, scored.channels):
+        raise DataError(
+            f"{folder}: made for pictures of {space.size}x{space.size}x{space.channels}, these are "
+            f"{scored.size}x{scored.size}x{scored.channels}; delete the folder and it is made again"
+        )
+    return space
+
+
+def _given_scorer(folder: Path, against: Against) -> Space:
+    if not folder.is_dir():
+        raise ConfigError(f"--features {folder}: expected {SPACES}")
+    space = load_space(folder)
+    reference = against.reference
+    if space.trained_on is not None and (
+        against.config is None
+        or space.trained_on
+        != training_digest(scored_data(against.config, reference.size, reference.channels))
+    ):
+        known = ", ".join(space.labels[:6])
+        raise ConfigError(
+            f"--features {folder}: a scorer of another dataset (it knows {known}; "
+            f"{space.size}x{space.size}x{space.channels}); leave --features out and one is made "
+            "for this data"
+        )
+    return space
+
+
+def _logits_space(
+    path: Path | None, against: Against, options: Options, say: Callable[[str], None]
+) -> Space:
+    if path is None:
+        root = options.data_root or os.environ.get("MANEGE_DATA")
+        if root is None:
+            raise ConfigError(
+                f"--features {MNIST_LOGITS}: where is {LOGITS_FILE}? give "
+                f"--features {MNIST_LOGITS}=FILE, or put it into classifiers/ below --data-root"
+            )
+        path = Path(root) / "classifiers" / LOGITS_FILE
+    space = mnist_logits_space(path)
+    reference = against.reference
+    if reference.labels is not None and set(reference.labels) <= set(space.labels):
+        found = space.labels_of(space.features_of(reference))
+        right = np.mean([str(one) for one in found] == np.array(reference.labels))
+        if right < _ACCURATE:
+            say(
+                f"warning: {path.name} is right on {right:.1%} of {reference.name}, not on 99 % "
+                "as on MNIST; its logits mean little here"
+            )
+    return space

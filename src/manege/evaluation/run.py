@@ -1,0 +1,124 @@
+"""The evaluation itself: open, draw, measure, keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manege.data import Dataset, PictureSet
+from manege.errors import ConfigError
+from manege.evaluation.kept import Evaluation, keep, stored
+from manege.evaluation.options import Options
+from manege.evaluation.reference import Against, open_reference, open_space
+from manege.evaluation.subject import Judged, Subject, open_subject
+from manege.metrics import Contest, Counting, Facts, Space, check_facts, measure
+
+FEWEST_OF_CLASS = 100
+"""A model's class with fewer pictures among those drawn gets this many of its own."""
+
+
+def evaluate(
+    subject: Subject,
+    data: str | Path | np.ndarray | None = None,
+    options: Options | None = None,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    counting: Counting = lambda verb: None,
+) -> Evaluation:
+    """Scores of the subject's pictures against the data's.
+
+    Args:
+        subject: a run, a model, a folder or .npz of pictures, or an array N×S×S×C of bytes.
+        data: a dataset's name, a folder, an .npz or an array; a run's own data when None.
+        options: what to compute, and how.
+        say: told warnings and what takes long.
+        counting: from a verb to a progress display.
+    """
+    options = options or Options()
+    # All that can be refused at once comes before anything that takes long.
+    options.check()
+    judged = open_subject(subject, options)
+    against = open_reference(data, judged, options)
+    count = judged.count(len(against.reference), options)
+    check_facts(
+        Facts(
+            generated=(judged.name, count),
+            reference=against.reference,
+            other=against.other,
+            toy=against.toy,
+        ),
+        options.metrics,
+    )
+    if options.per_class:
+        _require_labels(judged, against)
+    space = open_space(judged, against, options, say, counting)
+    protocol = _protocol(judged, against, space, options, count)
+    if (known := stored(judged.rundir, protocol)) is not None:
+        say(f"evaluated before: {known.file}")
+        return known
+    generated = judged.drawn(count, options.seed, counting)
+    contest = Contest(
+        generated=generated,
+        reference=against.reference,
+        space=space,
+        other=against.other,
+        toy=against.toy,
+        classes=_classes(judged, generated, against.dataset, options) if options.per_class else {},
+        seed=options.seed,
+        allow_few=options.allow_few_samples,
+    )
+    results = measure(contest, options.metrics, counting)
+    evaluation = Evaluation(protocol, tuple(results.scores), results.left_out)
+    if judged.rundir is None:
+        return evaluation
+    return keep(judged.rundir, evaluation, results, space)
+
+
+def _require_labels(judged: Judged, against: Against) -> None:
+    for name, labels in ((judged.name, judged.labels), (against.reference.name, against.labels)):
+        if labels is None:
+            raise ConfigError(f"--per-class: {name} has no labels; leave it out")
+
+
+def _classes(
+    judged: Judged, generated: PictureSet, dataset: Dataset | None, options: Options
+) -> dict[str, np.ndarray | None]:
+    """The classes to score one by one; a model draws more of those it drew few of."""
+    assert dataset is not None
+    assert generated.labels is not None
+    classes: dict[str, np.ndarray | None] = {}
+    for label in dataset.labels:
+        few = generated.labels.count(label) < FEWEST_OF_CLASS
+        classes[label] = (
+            judged.model.pictures_of(label, FEWEST_OF_CLASS, options.seed)
+            if few and judged.model is not None
+            else None
+        )
+    return classes
+
+
+def _protocol(
+    judged: Judged, against: Against, space: Space, options: Options, count: int
+) -> dict[str, Any]:
+    """Everything the numbers depend on."""
+    reference = against.reference
+    return {
+        "subject": {"name": judged.name, "digest": judged.digest, "pictures": count},
+        "reference": {
+            "name": reference.name,
+            "split": reference.split,
+            "rule": against.dataset.held_out_rule if against.dataset else None,
+            "pictures": len(reference),
+            "digest": reference.digest,
+            "other": against.other.digest if against.other else None,
+            "classes": list(against.dataset.labels) if against.dataset else None,
+        },
+        "space": space.description(),
+        "metrics": list(options.metrics) if options.metrics else None,
+        "per_class": options.per_class,
+        "allow_few_samples": options.allow_few_samples,
+        "seed": options.seed,
+    }

@@ -1,0 +1,160 @@
+"""What is to be judged: a run, a model, a folder or file of pictures, or an array."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from manege.config import stream
+from manege.data import PictureSet, read_set
+from manege.errors import ConfigError, DataError
+from manege.evaluation.options import Options
+from manege.metrics import Counting
+from manege.rundir import RunDir
+from manege.sampler import Model, Samples, open_model
+
+MOST, USUAL = 10_000, 1_000
+"""Pictures compared when nobody says how many: as many as the reference has, between these."""
+
+Subject = str | Path | Model | Samples | np.ndarray
+"""What can be judged."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is to be judged, opened: a model that draws, or pictures that are there."""
+
+    name: str
+    digest: str
+    model: Model | None = None
+    pictures: PictureSet | None = None
+    rundir: RunDir | None = None
+
+    @property
+    def form(self) -> tuple[int, int]:
+        """Size and channels of its pictures."""
+        if self.model is not None:
+            return self.model.shape.size, self.model.shape.channels
+        assert self.pictures is not None
+        return self.pictures.size, self.pictures.channels
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The labels its pictures have, None when they have none."""
+        if self.model is not None:
+            return None if self.model.unlabelled else self.model.labels
+        assert self.pictures is not None
+        return self.pictures.labels
+
+    def count(self, num_references: int, options: Options) -> int:
+        """How many of its pictures are compared."""
+        if self.model is not None:
+            return options.samples or min(MOST, max(USUAL, num_references))
+        assert self.pictures is not None
+        have = len(self.pictures)
+        if options.samples is not None and options.samples > have:
+            raise DataError(
+                f"{self.name}: {have} pictures, but --samples {options.samples}; give fewer"
+            )
+        return options.samples or min(MOST, have)
+
+    def drawn(self, count: int, seed: int, counting: Counting) -> PictureSet:
+        """That many of its pictures, in random order: a folder's lie there class after class."""
+        if self.model is not None:
+            samples = self.model.sample(count, seed=seed, progress=counting("drawn"))
+            labels = None if self.model.unlabelled else samples.labels
+            return PictureSet(self.name, "all", samples.pictures, labels, self.digest)
+        own = self.pictures
+        assert own is not None
+        rows = stream(seed, cell="", purpose="evaluation subject").permutation(len(own))[:count]
+        some = None if own.labels is None else tuple(own.labels[row] for row in rows)
+        return replace(own, pictures=own.pictures[rows], labels=some)
+
+
+def open_subject(subject: Subject, options: Options) -> Judged:
+    """The subject, with only the classes that count."""
+    judged = _opened(subject, options)
+    if judged.model is not None:
+        _check_form(judged, options)
+    return judged if options.classes is None else _with_classes(judged, options.classes)
+
+
+def set_of_array(
+    pictures_NSSC: np.ndarray, name: str, labels: tuple[str, ...] | None
+) -> PictureSet:
+    """A set of pictures that are in memory already."""
+    array = pictures_NSSC[..., np.newaxis] if pictures_NSSC.ndim == 3 else pictures_NSSC
+    if array.ndim != 4 or array.dtype != np.uint8 or array.shape[1] != array.shape[2]:
+        raise DataError(
+            f"{name} of {array.dtype} {array.shape}: expected uint8, N×S×S×C with square pictures"
+        )
+    digest = hashlib.sha256(np.ascontiguousarray(array).data)
+    digest.update(json.dumps([array.shape, labels]).encode())
+    return PictureSet(name, "all", array, labels, digest.hexdigest())
+
+
+def _opened(subject: Subject, options: Options) -> Judged:
+    if isinstance(subject, Model):
+        return Judged("model", subject.digest, model=subject)
+    if isinstance(subject, Samples):
+        made = set_of_array(subject.pictures, "samples", subject.labels)
+        return Judged(made.name, made.digest, pictures=made)
+    if isinstance(subject, np.ndarray):
+        made = set_of_array(subject, "array", None)
+        return Judged(made.name, made.digest, pictures=made)
+    path = Path(subject).expanduser()
+    if (path / "model.json").is_file():
+        model = open_model(path)
+        return Judged(str(path), model.digest, model=model)
+    if (path / "config.yaml").is_file():
+        model = open_model(path)
+        return Judged(str(path), model.digest, model=model, rundir=RunDir.open(path))
+    _refuse_folder_of_runs(path)
+    made = read_set(path, size=options.size, channels=options.channels)
+    return Judged(str(path), made.digest, pictures=made)
+
+
+def _refuse_folder_of_runs(path: Path) -> None:
+    runs = sorted(path.glob("*/config.yaml")) if path.is_dir() else []
+    if runs:
+        raise ConfigError(
+            f"{path}: a folder of {len(runs)} runs, expected one run; give {runs[-1].parent}"
+        )
+
+
+def _check_form(judged: Judged, options: Options) -> None:
+    size, channels = judged.form
+    for option, given, own in (
+        ("--size", options.size, size),
+        ("--channels", options.channels, channels),
+    ):
+        if given is not None and given != own:
+            raise ConfigError(
+                f"{option} {given}: {judged.name} draws pictures of {size}x{size}x{channels}, and "
+                f"is compared as it draws; leave {option} out"
+            )
+
+
+def _with_classes(judged: Judged, classes: tuple[str, ...]) -> Judged:
+    if judged.model is not None:
+        if judged.model.unlabelled:
+            return judged
+        for label in classes:
+            judged.model.component(label)  # Says what there is instead.
+        gone = [label for label in judged.model.labels if label not in classes]
+        model = judged.model.without(gone) if gone else judged.model
+        return replace(judged, model=model, digest=model.digest)
+    own = judged.pictures
+    assert own is not None
+    if own.labels is None:
+        raise ConfigError(f"--classes: the pictures of {judged.name} have no labels; leave it out")
+    rows = [row for row, label in enumerate(own.labels) if label in classes]
+    if not rows:
+        raise ConfigError(f"--classes: {judged.name} has no picture of {', '.join(classes)}")
+    labels = tuple(own.labels[row] for row in rows)
+    kept = replace(set_of_array(own.pictures[rows], own.name, labels), split=own.split)
+    return replace(judged, pictures=kept, digest=kept.digest)
