@@ -283,7 +283,7 @@ SUBJECTS = [
         "half a config.yaml",
         "evaluate run",
         ("run/config.yaml",),
-        prepare=edited("run/config.yaml", half),
+        prepare=edited("run/config.yaml", lambda text: half(text) + b": ["),
     ),
 ]
 
@@ -497,8 +497,9 @@ FEATURES = [
     ),
     Case(
         "a classifier of one class",
-        "evaluate run --classes 3 --features classifier",
-        ("--features classifier: digits has one class", "--features random"),
+        "evaluate mine --data one --features classifier",
+        ("--features classifier: one has one class", "--features random"),
+        prepare=pictures("one/cat", 100),
     ),
     Case(
         "a folder without a scorer",
@@ -507,14 +508,14 @@ FEATURES = [
     ),
     Case(
         "a scorer of another dataset",
-        "evaluate mine --data animals --features run/scorer",
-        ("--features run/scorer: a scorer of another dataset", "it knows 3, 7, 8", "leave"),
+        "evaluate mine --data animals --reference train --features run/scorer",
+        ("--features run/scorer: a scorer of another dataset", "it knows 0, 1, 2", "leave"),
         prepare=animals,
     ),
     Case(
         "a scorer of labelled data for unlabelled",
         "evaluate mine --data real --features run/scorer",
-        ("--features run/scorer: a scorer of another dataset", "it knows 3, 7, 8", "leave"),
+        ("--features run/scorer: a scorer of another dataset", "it knows 0, 1, 2", "leave"),
     ),
     Case(
         "a scorer whose weights are cut",

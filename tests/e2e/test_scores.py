@@ -358,8 +358,8 @@ def test_classes_restricts_both_sides(subject: str, manege: Command, drawn: Path
         threes = archive["labels"].tolist().count("3")
     count = 1000 if subject == "model" else threes
     assert told["protocol"]["subject"]["pictures"] == count
-    # Nothing is told apart where there is one class.
-    assert told["protocol"]["space"]["kind"] == "random"
+    # The space is that of all classes, so that numbers of any classes can be compared.
+    assert told["protocol"]["space"]["labels"] == [str(digit) for digit in range(10)]
 
 
 def test_the_reference_may_be_the_training_pictures(manege: Command, drawn: Path) -> None:

@@ -237,6 +237,8 @@ def _config(folder: Path, **more: object) -> RunConfig:
         "training.optimiser.generator_lr": 0.05,
         "sheets.pictures": 1,
     }
+    if "networks__kind" in more:
+        del flags["networks.hidden"]
     return resolve(flags=flags | {key.replace("__", "."): value for key, value in more.items()})
 
 
@@ -373,9 +375,11 @@ def test_the_last_weights_are_the_same_with_and_without_score_and_average(tmp_pa
         assert all(np.array_equal(a, b) for a, b in zip(generators[0], other, strict=True))
 
 
-def test_a_run_made_longer_equals_one_that_was_long_from_the_start(tmp_path):
+@pytest.mark.parametrize("networks", [{}, {"kind": "dcgan"}], ids=["perceptrons", "with BatchNorm"])
+def test_a_run_made_longer_equals_one_that_was_long_from_the_start(tmp_path, networks):
     """Although the shorter one ended with a score off the schedule."""
-    settings = {"training__ema": 0.5, **SCORED}
+    settings = {f"networks__{key}": value for key, value in networks.items()}
+    settings |= {"training__ema": 0.5, "training__batches_per_round": 1, **SCORED}
     _run(tmp_path / "parts", rounds=3, **settings)
     assert [event["round"] for event in _events(tmp_path / "parts", "score")] == [2, 3]
     manege.resume(tmp_path / "parts", rounds=6)

@@ -28,6 +28,8 @@ from manege.data.split import Split
 from manege.data.table import TABLE, Row, read_table
 from manege.errors import DataError
 
+_SHOWN = 200
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledSource(FolderSource):
@@ -186,9 +188,10 @@ def _require_files(folder: Path, rows: Sequence[Row]) -> None:
     if missing:
         first = missing[0]
         raise DataError(
-            f"{printable(folder / TABLE)}: line {first.line} lists {printable(first.file)}, which "
-            f"is not there; {len(missing) - 1} more are missing; paths are relative to "
-            f"{printable(folder)}; bring the files or take the lines away"
+            f"{printable(folder / TABLE)}: line {first.line} lists "
+            f"{printable(first.file[:_SHOWN])}, which is not there; {len(missing) - 1} more are "
+            f"missing; paths are relative to {printable(folder)}; bring the files or take the "
+            "lines away"
         )
 
 

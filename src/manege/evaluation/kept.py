@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ FOLDER = "evaluations"
 
 _CAP_BYTES = 1 << 26
 _SCORES: TypeAdapter[tuple[Score, ...]] = TypeAdapter(tuple[Score, ...])
+_FIELDS = {field.name for field in fields(Score)}
 _REASONS: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 
 
@@ -70,6 +71,8 @@ def stored(rundir: RunDir | None, protocol: dict[str, Any]) -> Evaluation | None
         if _key(tree["protocol"]) != _key(protocol):
             raise ValueError("its protocol is not the one its name stands for")
         entries = [{k: v for k, v in one.items() if k != "full_name"} for one in tree["scores"]]
+        if any({*one} != _FIELDS for one in entries):
+            raise ValueError("a score with other fields")
         scores = _SCORES.validate_json(json.dumps(entries), strict=True)
         left_out = _REASONS.validate_python(tree["left_out"], strict=True)
         # The run may have been moved since: what it is called now counts.

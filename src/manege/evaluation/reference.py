@@ -123,10 +123,12 @@ def _data_config(data: str | Path | None, judged: Judged, options: Options) -> D
 
 
 def _require_no_labels_wanted(name: str, options: Options) -> None:
-    for option, given in (("--reference", options.reference), ("--classes", options.classes)):
+    classes = None if options.classes is None else ",".join(options.classes)
+    for option, given in (("--reference", options.reference), ("--classes", classes)):
         if given is not None:
             raise ConfigError(
-                f"{option}: {name} has no labels and no split of its own; leave {option} out"
+                f"{option} {given}: {name} has no labels and no split of its own; leave {option} "
+                "out"
             )
 
 

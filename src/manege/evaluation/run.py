@@ -78,9 +78,9 @@ def evaluate(
 
 
 def _require_labels(judged: Judged, against: Against) -> None:
-    for name, labels in ((judged.name, judged.labels), (against.reference.name, against.labels)):
+    for name, labels in ((judged.name, judged.labels), ("the data", against.labels)):
         if labels is None:
-            raise ConfigError(f"--per-class: {name} has no labels; leave it out")
+            raise ConfigError(f"--per-class: {name} has no labels; leave --per-class out")
 
 
 def _classes(

@@ -143,9 +143,9 @@ def _with_classes(judged: Judged, classes: tuple[str, ...]) -> Judged:
     if judged.model is not None:
         if judged.model.unlabelled:
             return judged
-        for label in classes:
-            judged.model.component(label)  # Says what there is instead.
         gone = [label for label in judged.model.labels if label not in classes]
+        if len(gone) == len(judged.model.labels):
+            return judged  # The data, or the comparison of both, will say what is wrong.
         model = judged.model.without(gone) if gone else judged.model
         return replace(judged, model=model, digest=model.digest)
     own = judged.pictures

@@ -171,10 +171,12 @@ def check_facts(facts: Facts, groups: tuple[str, ...] | None) -> None:
     """Nothing; an error for too few pictures, or for scores asked for that cannot be had."""
     subject, count = facts.generated
     if count < FEWEST:
-        raise DataError(f"{subject}: {count} pictures, expected at least {FEWEST}; give more")
+        raise DataError(
+            f"{subject}: {count} generated pictures, expected at least {FEWEST}; give more"
+        )
     if len(facts.reference) < FEWEST:
         raise DataError(
-            f"{facts.reference.name}: {len(facts.reference)} pictures to compare with "
+            f"{facts.reference.name}: {len(facts.reference)} reference pictures "
             f"({facts.reference.split}), expected at least {FEWEST}; give more, or another "
             "--reference"
         )

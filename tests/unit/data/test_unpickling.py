@@ -236,7 +236,7 @@ def test_a_file_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
 
 def test_random_bytes_are_refused(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
-    for _ in range(300):
+    for _ in range(150):
         refusal(tmp_path, random.bytes(int(random.integers(0, 300))))
 
 
@@ -244,7 +244,7 @@ def test_a_file_with_any_byte_changed_is_read_or_refused(tmp_path: Path) -> None
     whole = pickled({"labels": many([1, 2, 300, -5]), "data": array(PIXELS), "n": text("a")})
     random = np.random.default_rng(1)
     for place in range(len(whole)):
-        for value in random.integers(0, 256, 6):
+        for value in random.integers(0, 256, 2):
             changed = bytearray(whole)
             changed[place] = value
             try:

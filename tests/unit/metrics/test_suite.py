@@ -281,7 +281,7 @@ def test_a_frechet_distance_of_enough_pictures_is_not_marked():
 def test_a_handful_of_pictures_is_not_scored(count, parts, classifier):
     held_out, _ = parts
     few = as_set(noise(count))
-    with pytest.raises(DataError, match=f"{count} pictures, expected"):
+    with pytest.raises(DataError, match=f"{count} generated pictures, expected"):
         run(Contest(few, held_out, classifier))
     with pytest.raises(DataError, match=f"{count} pictures to compare with"):
         run(Contest(held_out, few, classifier))
