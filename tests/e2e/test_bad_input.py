@@ -322,17 +322,17 @@ OPTIONS = [
     Case(
         "an unknown method",
         "train digits --method per-clas",
-        ("method: found 'per-clas'", "expected per-class"),
+        ("method: found 'per-clas'", "expected one of per-class"),
     ),
     Case(
         "unknown networks",
         "train digits --networks dcgen",
-        ("networks.kind: found 'dcgen'", "dcgan, mlp", "did you mean dcgan?"),
+        ("networks.kind: found 'dcgen'", "dcgan, resnet, mlp", "did you mean dcgan?"),
     ),
     Case(
         "an unknown loss",
         "train digits --loss wassertein",
-        ("training.loss: found 'wassertein'", "bce, wasserstein", "did you mean wasserstein?"),
+        ("training.loss: found 'wassertein'", "bce, minimax, least-squares, hinge, relativistic, wasserstein", "did you mean wasserstein?"),
     ),
     Case(
         "an unknown constraint",
@@ -523,7 +523,7 @@ RUNS = [
         "resuming with half a config.yaml",
         "resume run",
         ("run/config.yaml",),
-        prepare=edited("run/config.yaml", half),
+        prepare=edited("run/config.yaml", lambda text: half(text) + b": ["),
     ),
     Case(
         "resuming with binary for config.yaml",

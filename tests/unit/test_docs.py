@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import chain, repeat
 from pathlib import Path
 
 import jsonschema
@@ -25,8 +26,19 @@ def test_events_of_real_runs_fit_the_schema_and_the_page(tmp_path, monkeypatch):
     schema = json.loads((ROOT / "docs/events.schema.json").read_text())
     page = (ROOT / "docs/run-directory.md").read_text()
     sets = ["networks.kind=mlp", "data.classes=[1, 2]", "sheets.every_rounds=2"]
+    sets += ["score.metric=kid", "score.every_rounds=2", "training.ema=0.9"]
+    sets += ["training.attempts=2", "training.augment.kind=adaptive"]
     config = resolve(flags={"data.source": "digits", "rounds": 3}, sets=sets)
-    run = start_run(config, out=tmp_path / "run", stop=iter([None] * 9 + ["SIGTERM"]).__next__)
+    # The second step breaks down.
+    troubles = chain([None, "poisoned"], repeat(None))
+    monkeypatch.setattr("manege.methods.independent.step_trouble", lambda state: next(troubles))
+    written = tmp_path / "run" / "events.jsonl"
+
+    def stop() -> str | None:
+        """Ask for the end after the first round."""
+        return "SIGTERM" if written.exists() and '"round","' in written.read_text() else None
+
+    run = start_run(config, out=tmp_path / "run", stop=stop)
     assert run.outcome.state == "stopped"
     from manege.api import continue_run
 

@@ -334,8 +334,8 @@ def test_a_frechet_distance_of_enough_pictures_is_given_without_a_mark():
         (noise(20, 8, 6, 1), "digits", {}, "square"),
         (noise(20, 8, 8, 3), "digits", {}, "8x8x3, but digits has 8x8x1"),
         (noise(20, 16, 16, 1), "digits", {}, "16x16x1, but digits has 8x8x1"),
-        (noise(3, 8, 8, 1), "digits", {}, "array: 3 pictures, expected at least"),
-        (noise(20, 8, 8, 1), noise(3, 8, 8, 1), {}, "3 pictures to compare with"),
+        (noise(3, 8, 8, 1), "digits", {}, "array: 3 .*pictures.*at least 8"),
+        (noise(20, 8, 8, 1), noise(3, 8, 8, 1), {}, "array: 3 .*pictures.*at least 8"),
         (noise(20, 8, 8, 1), None, {}, "give --data"),
         (noise(20, 8, 8, 1), "digits", {"samples": 21}, "20 pictures, but --samples 21"),
         (noise(20, 8, 8, 1), "digits", {"samples": 0}, "expected at least 1"),
@@ -361,7 +361,7 @@ def test_a_model_without_one_of_the_classes_is_refused_with_the_way_out(trained)
     model = manege.load_model(trained)
     with pytest.raises(ConfigError, match="--classes 3,7,8"):
         manege.evaluate(model, "digits")
-    with pytest.raises(ConfigError, match="'7': not in this model, which has 3, 8"):
+    with pytest.raises(ConfigError, match="no class '7'"):
         manege.evaluate(model.without(["7"]), "digits", classes=THREE)
     found = manege.evaluate(
         model.without(["7"]), "digits", classes=["3", "8"], features="random", samples=50
