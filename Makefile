@@ -26,10 +26,12 @@ setup: .venv/.installed
 
 demo: setup
 	@echo "== demo: one GAN for each of the ten digits, $(DEMO_BUDGET) of training in all"
-	$(BIN)/manege train digits --preset paper-dc --networks mlp --batch 32 \
+	$(BIN)/manege train digits --preset paper-dc --networks mlp --batch 32 --score kid --score-every 20 --ema 0.995 \
 	  --budget $(DEMO_BUDGET) --out $(DEMO)
 	@echo "== demo: a balanced sheet from the combined sampler"
 	$(BIN)/manege sample $(DEMO) -n 100 --balanced --seed 7 -o $(DEMO)/balanced.png
+	@echo "== demo: how good are they? scores against digits that training never saw"
+	$(BIN)/manege evaluate $(DEMO)
 	@echo
 	@echo "Pictures to look at:"
 	@echo "  $(DEMO)/balanced.png            ten of each digit, drawn by the combined model"

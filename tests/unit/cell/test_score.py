@@ -153,11 +153,13 @@ def test_the_better_weights_are_chosen_the_raw_ones_on_a_tie_and_never_nan(raw, 
 def test_the_best_is_a_copy_that_later_training_does_not_change():
     state = _state(0.9)
     body = _move(state, 1).astype(np.float32)
+    state.average(0.9)
     state.keep_if_better(_judgement(2.0, 3.0))
     _move(state, 2)
     state.average(0.9)
     assert np.array_equal(state.best.body, body)
     average = state.ema.numpy().copy()
+    assert not np.array_equal(average, state.pair.generator.body.numpy())
     state.keep_if_better(_judgement(2.0, 1.0, round_=2))
     state.average(0.9)
     _move(state, 3)
