@@ -1,19 +1,29 @@
 """CPU seconds of one training step: our form against the common one, side by side.
 
-    python benchmarks/step.py [--steps 4] [--repeats 5] [--json FILE]
+    python benchmarks/step.py [--steps 2] [--repeats 3] [--json FILE] [LINE ...]
 
 Three forms of the same mathematics (`tests/unit/cell/test_step.py` holds them together):
 
 - *fast*: as `manege train` runs it.
 - *plain*: as public code usually writes it: nearest-neighbour upsampling, then convolution;
-  pictures channels first; Adam unfused, a parameter at a time; the discriminator's fakes made with
-  a graph and then detached; the discriminator's weights gathering gradients in the generator's
-  step that nobody uses.
-- *plain, kept memory*: the plain form with our setting of the C library's allocator
-  (`device.keep_memory`), which public code does not make.
+  convolution, then averaging; pictures channels first; Adam unfused, a parameter at a time; the
+  discriminator's fakes made with a graph and then detached; the discriminator's weights gathering
+  gradients in the generator's step that nobody uses.
+- *plain, kept memory* (the papers' lines only): the plain form with our setting of the C library's
+  allocator (`device.keep_memory`), which public code does not make.
 
-Every measurement is a process of its own with one thread; the forms take turns, medians count.
-On a shared machine only the ratios mean something.
+The forms take turns, each turn a process of its own with one thread that measures the lines which
+have the same forms; medians count. On a shared machine only the ratios mean something.
+
+The last column is what the fast form makes of the core: the multiplications and additions of a step
+over its CPU seconds, as a share of the rate of a 1024×1024 matrix multiply in the same process.
+Counted is what torch is asked for, from the shapes: for a convolution or linear layer one pass
+forward, one back to the input, one back to the weight, each only where it is computed. So the
+generator runs forward without a way back in the discriminator's update, the discriminator back to
+its input alone in the generator's, and no first layer back to a picture that wants no gradient. A
+penalised gradient counts in full: the pass to the pictures, and differentiating it again (two more
+for a layer). A fused layer counts as what it is, 16 multiplications a pixel and channel pair where
+the plain form has 36. Not counted: BatchNorm, activations, power iterations, losses, Adam, noise.
 """
 
 from __future__ import annotations
@@ -25,94 +35,195 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 FORMS = ("fast", "plain", "plain, kept memory")
 BATCH = 64
 SIZE = 32
-WARM_UP = 2
+LABELS = 10
+WARM_UP = 1
+
+
+class Line(NamedTuple):
+    """What a line of the table measures: sections of a configuration."""
+
+    networks: dict[str, Any]
+    training: dict[str, Any]
+    forms: tuple[str, ...] = FORMS[:2]
+    num_labels: int = 0
+
+
+MODERN = {
+    "kind": "dcgan",
+    "discriminator_batchnorm": False,
+    "dropout": 0.0,
+    "discriminator_width": 32,
+}
+LINES = {
+    "paper, n_critic 1": Line({"kind": "dcgan"}, {"n_critic": 1}, FORMS),
+    "paper, n_critic 5": Line({"kind": "dcgan"}, {"n_critic": 5}, FORMS),
+    "relativistic, r1r2": Line(MODERN, {"loss": "relativistic", "constraint": {"kind": "r1r2"}}),
+    "hinge, spectral": Line(MODERN, {"loss": "hinge", "constraint": {"kind": "spectral"}}),
+    "wasserstein, gp": Line(MODERN, {"loss": "wasserstein", "constraint": {"kind": "gp"}}),
+    "resnet, hinge, spectral": Line(
+        {"kind": "resnet"}, {"loss": "hinge", "constraint": {"kind": "spectral"}}
+    ),
+    "conditional, relativistic, r1r2": Line(
+        MODERN, {"loss": "relativistic", "constraint": {"kind": "r1r2"}}, num_labels=LABELS
+    ),
+}
 
 
 def main() -> None:
     """Print the table; write it as JSON when asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=4, help="steps in one measurement")
-    parser.add_argument("--repeats", type=int, default=5, help="measurements of each form")
+    parser.add_argument("--steps", type=int, default=2, help="steps in one measurement")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each form")
+    parser.add_argument("lines", nargs="*", help="the lines to measure; all when none is named")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
-    parser.add_argument("--one", nargs=2, metavar=("FORM", "N_CRITIC"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", metavar="FORM", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if unknown := [name for name in args.lines if name not in LINES]:
+        parser.error(f"no line {unknown[0]!r}; expected some of {', '.join(map(repr, LINES))}")
+    chosen = {name: LINES[name] for name in args.lines or LINES}
     if args.one:
-        print(json.dumps(measure(args.one[0], int(args.one[1]), args.steps)))
+        print(json.dumps({name: measure(args.one, chosen[name], args.steps) for name in chosen}))
         return
 
-    print(f"{cpu()}, one thread; batch {BATCH}, {SIZE}x{SIZE}x3, the papers' networks, Wasserstein")
-    print(f"{'':14}{'CPU seconds per step (median)':^44}{'ratio to fast':^30}")
-    print(f"{'':14}" + "".join(f"{form:>20}" for form in FORMS))
+    print(f"{cpu()}, one thread; batch {BATCH}, {SIZE}x{SIZE}x3")
+    print(f"{'':34}{'CPU seconds per step (median), ratio to fast':^60}")
+    print(f"{'':34}" + "".join(f"{form:>20}" for form in FORMS))
     rows = []
-    for n_critic in (1, 5):
-        seconds, peak = compare(n_critic, args.steps, args.repeats)
-        ratios = {form: seconds[form] / seconds["fast"] for form in FORMS}
-        rows.append(
-            {"n_critic": n_critic, "seconds": seconds, "ratios": ratios, "matmul_gflops": peak}
-        )
-        cells = "".join(f"{seconds[form]:>12.4f} ({ratios[form]:.2f}x)" for form in FORMS)
-        print(f"n_critic {n_critic:<5}{cells}   matrix multiply {peak:.0f} GFLOP/s")
+    for forms in dict.fromkeys(line.forms for line in chosen.values()):
+        names = [name for name, line in chosen.items() if line.forms == forms]
+        for row in compare(names, forms, args.steps, args.repeats):
+            rows.append(row)
+            print(told(row), flush=True)
     if args.json:
         args.json.write_text(json.dumps({"cpu": cpu(), "rows": rows}, indent=2))
 
 
-def compare(n_critic: int, steps: int, repeats: int) -> tuple[dict[str, float], float]:
-    """Median CPU seconds a step of each form, and the median matrix-multiply rate seen."""
-    found: dict[str, list[float]] = {form: [] for form in FORMS}
-    peaks = []
+def told(row: dict[str, Any]) -> str:
+    """A line of the table."""
+    seconds = row["seconds"]
+    cells = [
+        f"{seconds[form]:.4f} ({row['ratios'][form]:.2f}x)" if form in seconds else ""
+        for form in FORMS
+    ]
+    share = f"fast: {row['share']:.0%} of {row['matmul_gflops']:.0f} GFLOP/s".replace("%", " %")
+    return f"{row['line']:34}" + "".join(f"{cell:>20}" for cell in cells) + f"   {share}"
+
+
+def compare(
+    names: list[str], forms: tuple[str, ...], steps: int, repeats: int
+) -> Iterator[dict[str, Any]]:
+    """For each line the medians over processes."""
+    turns: dict[str, list[dict[str, dict[str, float]]]] = {form: [] for form in forms}
     for _ in range(repeats):
-        for form in FORMS:
-            command = [sys.executable, __file__, "--steps", str(steps)]
-            done = subprocess.run(
-                [*command, "--one", form, str(n_critic)], capture_output=True, text=True, check=True
-            )
-            told = json.loads(done.stdout)
-            found[form].append(told["seconds"])
-            peaks.append(told["matmul_gflops"])
-    return {form: statistics.median(values) for form, values in found.items()}, statistics.median(
-        peaks
-    )
+        for form in forms:
+            command = [sys.executable, __file__, "--steps", str(steps), "--one", form, "--", *names]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            turns[form].append(json.loads(done.stdout))
+    for name in names:
+        found = {form: [turn[name] for turn in turns[form]] for form in forms}
+        seconds = {
+            form: statistics.median(one["seconds"] for one in measured)
+            for form, measured in found.items()
+        }
+        fast = found["fast"]
+        yield {
+            "line": name,
+            "seconds": seconds,
+            "ratios": {form: value / seconds["fast"] for form, value in seconds.items()},
+            "gflop": fast[0]["gflop"],
+            "matmul_gflops": statistics.median(one["matmul_gflops"] for one in fast),
+            "share": statistics.median(
+                one["gflop"] / one["seconds"] / one["matmul_gflops"] for one in fast
+            ),
+        }
 
 
-def measure(form: str, n_critic: int, steps: int) -> dict[str, float]:
+def measure(form: str, line: Line, steps: int) -> dict[str, float]:
     """CPU seconds a step in this process; drawing the noise counts."""
     import torch
     from tests.plain_form import PlainPair
 
     from manege import device
-    from manege.cell import draw_noise, new_pair, train_step
-    from manege.config import DcganNetworks, Loss, Training, stream
+    from manege.cell import Batch, Streams, draw_noise, new_pair, train_step
+    from manege.config import DataConfig, RunConfig, stream
     from manege.models import PictureShape
 
     torch.set_num_threads(1)
     peak = matmul_gflops()
     if form != "plain":
         device.keep_memory()
-    training = Training(loss=Loss.WASSERSTEIN, batch=BATCH, n_critic=n_critic)
+    config = RunConfig(
+        preset="bench",
+        rounds=1,
+        data=DataConfig(source="-"),
+        networks=line.networks,  # type: ignore[arg-type]
+        training={**line.training, "batch": BATCH},  # type: ignore[arg-type]
+    )
+    training = config.training
     rng = stream(0, cell="bench", purpose="init")
     shape = PictureShape(size=SIZE, channels=3)
-    pair = new_pair(DcganNetworks(), shape, training, torch.device("cpu"), rng, rng)
+    pair = new_pair(
+        config.networks, shape, training, torch.device("cpu"), rng, rng, line.num_labels
+    )
     generator = torch.Generator().manual_seed(0)
-    reals = [torch.rand(BATCH, 3, SIZE, SIZE, generator=generator) for _ in range(n_critic)]
-    if form == "fast":
-        reals = [batch.contiguous(memory_format=torch.channels_last) for batch in reals]
-        run: Callable = lambda noise: train_step(pair, reals, noise, training)  # noqa: E731
-    else:
-        plain = PlainPair.like(pair, training)
-        run = lambda noise: plain.train_step(reals, noise)  # noqa: E731
-    for step in range(WARM_UP + steps):
-        if step == WARM_UP:
-            start = time.process_time()
-        run([draw_noise(pair, BATCH, rng, rng) for _ in range(n_critic + 1)])
-    return {"seconds": (time.process_time() - start) / steps, "matmul_gflops": peak}
+    labels = torch.arange(BATCH) % LABELS if line.num_labels else None
+    reals = []
+    for _ in range(training.n_critic):
+        pictures = torch.rand(BATCH, 3, SIZE, SIZE, generator=generator) * 2 - 1
+        if form == "fast":
+            pictures = pictures.contiguous(memory_format=torch.channels_last)
+        reals.append(Batch(pictures, labels))
+    streams = Streams(*(stream(0, cell="bench", purpose=name) for name in Streams._fields))
+    plain = None if form == "fast" else PlainPair.like(pair, training)
+
+    def step() -> None:
+        noise = [draw_noise(pair, BATCH, streams, training) for _ in range(training.n_critic + 1)]
+        if plain is None:
+            train_step(pair, reals, noise, training)
+        else:
+            plain.train_step(reals, noise)
+
+    for _ in range(WARM_UP):
+        step()
+    start = time.process_time()
+    for _ in range(steps):
+        step()
+    seconds = (time.process_time() - start) / steps
+    gflop = gflop_of(step) if form == "fast" else 0.0
+    return {"seconds": seconds, "gflop": gflop, "matmul_gflops": peak}
+
+
+def gflop_of(step: Callable[[], None]) -> float:
+    """Multiplications and additions of one step, in thousand millions."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    class Counter(TorchDispatchMode):
+        """torch's FlopCounterMode without its hooks, which a gradient of a gradient trips over."""
+
+        total = 0
+
+        def __torch_dispatch__(
+            self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = operator(*args, **(kwargs or {}))
+            count = flop_registry.get(operator.overloadpacket)
+            if count is not None:
+                self.total += count(*args, **(kwargs or {}), out_val=result)
+            return result
+
+    with Counter() as counter:
+        step()
+    return counter.total / 1e9
 
 
 def matmul_gflops(side: int = 1024, times: int = 8) -> float:

@@ -332,7 +332,11 @@ OPTIONS = [
     Case(
         "an unknown loss",
         "train digits --loss wassertein",
-        ("training.loss: found 'wassertein'", "bce, minimax, least-squares, hinge, relativistic, wasserstein", "did you mean wasserstein?"),
+        (
+            "training.loss: found 'wassertein'",
+            "bce, minimax, least-squares, hinge, relativistic, wasserstein",
+            "did you mean wasserstein?",
+        ),
     ),
     Case(
         "an unknown constraint",

@@ -139,8 +139,8 @@ def test_zero_grad_that_drops_gradients_is_noticed():
 
 def test_a_parametrisation_put_on_afterwards_is_noticed():
     individual = _individual(MlpNetworks())
-    parametrizations.spectral_norm(individual.network.body[0])
-    with pytest.raises(RuntimeError, match=r"parameter body\.0\.weight"):
+    parametrizations.spectral_norm(individual.network.body.layers[0])
+    with pytest.raises(RuntimeError, match=r"parameter body\.layers\.0\.weight"):
         individual.check_views()
 
 

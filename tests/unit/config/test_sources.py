@@ -33,9 +33,21 @@ def test_each_source_overrides_the_ones_before(tmp_path):
     assert resolve(preset="paper", file=file, flags=DIGITS).training.loss is Loss.WASSERSTEIN
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_printed_configuration_gives_the_same_one_back(tmp_path, preset):
-    sets = ["networks.kind=mlp", "training.constraint.kind=clip", "data.classes=['1', 'no']"]
+@pytest.mark.parametrize(
+    ("preset", "sets"),
+    [
+        ("paper", ["training.constraint.kind=clip"]),
+        ("paper", ["training.constraint.kind=gp", "training.constraint.weight=3"]),
+        ("paper-dc", ["training.constraint.kind=r1", "training.constraint.gamma=2"]),
+        ("paper-dc", ["training.constraint.kind=r1r2", "training.loss=relativistic"]),
+        ("paper-dc", ["training.constraint.kind=spectral", "training.loss=hinge"]),
+        ("paper-dc", ["training.augment.kind=adaptive", "training.augment.target=0.4"]),
+        ("paper", ["method=conditional", "training.flip=null", "training.attempts=3"]),
+    ],
+)
+def test_the_printed_configuration_gives_the_same_one_back(tmp_path, preset, sets):
+    assert preset in PRESETS
+    sets = ["networks.kind=mlp", *sets, "data.classes=['1', 'no']"]
     config = resolve(preset=preset, flags=DIGITS | {"budget_s": "1h"}, sets=sets)
     file = tmp_path / "printed.yaml"
     file.write_text(to_yaml(config))
@@ -57,10 +69,11 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
         "did you mean seed?",
         "rounds: found -1, expected greater than or equal to 1",
         "training.los: unknown key, expected one of loss,",
-        "training.loss: found 'wassersten', expected one of bce, wasserstein; did you mean",
+        "training.loss: found 'wassersten', expected one of bce, minimax, least-squares, hinge, "
+        "relativistic, wasserstein; did you mean wasserstein?",
         "training.batch: found 'many', expected a whole number",
         "training.constraint.bund: unknown key, expected one of kind, bound; did you mean bound?",
-        "networks.kind: found 'dcgn', expected one of dcgan, mlp; did you mean dcgan?",
+        "networks.kind: found 'dcgn', expected one of dcgan, resnet, mlp; did you mean dcgan?",
         "data.size: found 30, expected a side the networks can make; nearest are 28 and 32",
     ):
         assert expected in told
@@ -71,9 +84,39 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
     [
         ("networks.hidden=8", "networks.hidden: unknown key, expected one of kind, latent,"),
         ("data.channels=2", "data.channels: found 2, expected one of 1, 3"),
-        ("method=single", "method: found 'single', expected per-class"),
-        ("networks.activation=relu", "networks.activation: unknown key, expected one of kind,"),
-        ("networks.kind=null", "networks.kind: found 'None', expected one of dcgan, mlp"),
+        (
+            "method=singel",
+            "method: found 'singel', expected one of per-class, single, conditional; did you mean "
+            "single?",
+        ),
+        (
+            "networks.activation=relo",
+            "networks.activation: found 'relo', expected one of leaky_relu, relu, silu, tanh; did "
+            "you mean relu?",
+        ),
+        ("networks.kind=null", "networks.kind: found 'None', expected one of dcgan, resnet, mlp"),
+        ("networks.kind=resnt", "expected one of dcgan, resnet, mlp; did you mean resnet?"),
+        (
+            "training.constraint.kind=spectrl",
+            "training.constraint.kind: found 'spectrl', expected one of none, clip, gp, spectral, "
+            "r1, r1r2; did you mean spectral?",
+        ),
+        (
+            "training.augment.kind=adapt",
+            "training.augment.kind: found 'adapt', expected one of none, adaptive; did you mean "
+            "adaptive?",
+        ),
+        ("training.loss=hing", "relativistic, wasserstein; did you mean hinge?"),
+        ("networks.discriminator_widht=4", "did you mean discriminator_width?"),
+        (
+            "networks.generator_width=5",
+            "networks.generator_width: found 5, expected a multiple of 2",
+        ),
+        ("networks.discriminator_width=0", "found 0, expected greater than or equal to 2"),
+        ("networks.dropout=1", "networks.dropout: found 1, expected less than 1"),
+        ("training.attempts=0", "training.attempts: found 0, expected greater than or equal to 1"),
+        ("training.ema=1", "training.ema: found 1, expected less than 1"),
+        ("training.flip=often", "training.flip: found 'often', expected"),
         ("networks=3", "networks: found 3, expected a section of keys"),
         ("training.optimiser.beta1=1", "beta1: found 1, expected less than 1"),
         ("training.optimiser.generator_lr=0", "generator_lr: found 0, expected greater than 0"),
@@ -200,7 +243,21 @@ def test_the_identity_changes_with_the_arithmetic_and_with_nothing_else():
     same = {"rounds": 3, "budget_s": 5, "checkpoints.every_s": 1, "data.root": "/x"}
     for key, value in same.items():
         assert amended(config, {key: value}).identity() == config.identity(), key
-    other = {"seed": 1, "training.batch": 7, "networks.latent": 3, "threads_per_cell": 2}
+    other = {
+        "seed": 1,
+        "method": "conditional",
+        "training.batch": 7,
+        "training.loss": "hinge",
+        "training.constraint.kind": "clip",
+        "training.augment.kind": "adaptive",
+        "training.attempts": 3,
+        "training.flip": True,
+        "training.ema": 0.9,
+        "networks.latent": 3,
+        "networks.activation": "relu",
+        "networks.discriminator_batchnorm": False,
+        "threads_per_cell": 2,
+    }
     for key, value in (other | {"data.size": 16, "data.channels": 3}).items():
         assert amended(config, {key: value}).identity() != config.identity(), key
 
@@ -209,11 +266,104 @@ def test_missing_data_are_told():
     assert _problems() == ["configuration: data.source: missing, expected a value"]
 
 
-def test_values_of_a_chosen_kind_are_told():
-    sets = ["networks.kind=mlp", "networks.activation=relu"]
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        (
+            ["networks.kind=mlp", "networks.activation=relo"],
+            "networks.activation: found 'relo', expected one of leaky_relu, relu, silu, tanh; did",
+        ),
+        (
+            ["networks.kind=mlp", "networks.generator_width=4"],
+            "networks.generator_width: unknown key, expected one of kind, latent, hidden, activ",
+        ),
+        (
+            ["networks.kind=resnet", "networks.dropout=0.1"],
+            "networks.dropout: unknown key, expected one of kind, latent, generator_width,",
+        ),
+        (
+            ["networks.kind=mlp", "training.constraint.kind=gp", "training.constraint.wieght=1"],
+            "training.constraint.wieght: unknown key, expected one of kind, weight; did you mean",
+        ),
+        (
+            ["networks.kind=mlp", "training.constraint.kind=r1", "training.constraint.gamma=0"],
+            "training.constraint.gamma: found 0, expected greater than 0",
+        ),
+        (
+            ["training.augment.kind=adaptive", "training.augment.target=1"],
+            "training.augment.target: found 1, expected less than 1",
+        ),
+        (
+            ["training.augment.target=0.5"],
+            "training.augment.target: unknown key, expected kind",
+        ),
+    ],
+)
+def test_values_of_a_chosen_kind_are_told(sets, expected):
     (problem,) = _problems(flags=DIGITS, sets=sets)
-    expected = "networks.activation: found 'relu', expected one of leaky_relu, tanh; did you mean"
     assert expected in problem
+
+
+BARE = "networks.discriminator_batchnorm=false"
+NETWORKS = (
+    ["networks.kind=dcgan"],
+    ["networks.kind=dcgan", BARE],
+    ["networks.kind=resnet"],
+    ["networks.kind=mlp"],
+)
+
+
+@pytest.mark.parametrize("networks", NETWORKS, ids=["dcgan", "dcgan bare", "resnet", "mlp"])
+@pytest.mark.parametrize("kind", ["none", "clip", "gp", "spectral", "r1", "r1r2"])
+@pytest.mark.parametrize("loss", Loss)
+def test_what_makes_sense_together_is_accepted_and_the_rest_refused(networks, kind, loss):
+    sets = [*networks, f"training.constraint.kind={kind}", f"training.loss={loss}"]
+    bounded = kind in ("gp", "spectral", "r1", "r1r2")
+    refused = (kind == "clip" and loss is not Loss.WASSERSTEIN) or (
+        networks == NETWORKS[0] and bounded
+    )
+    if refused:
+        assert len(_problems(flags=DIGITS, sets=sets)) == 1
+    else:
+        training = resolve(flags=DIGITS, sets=sets).training
+        assert (training.loss, training.constraint.kind) == (loss, kind)
+
+
+@pytest.mark.parametrize(
+    ("sets", "reason"),
+    [
+        (
+            ["training.loss=bce", "training.constraint.kind=clip"],
+            "training.constraint: clip bounds a Wasserstein critic, and the loss is bce, whose "
+            "logits must be free to grow; use r1, gp or spectral",
+        ),
+        (
+            ["training.constraint.kind=gp"],
+            "training.constraint: gp penalises each picture's own gradient, which BatchNorm mixes "
+            "with its batch's; set networks.discriminator_batchnorm=false",
+        ),
+        (
+            ["training.constraint.kind=r1r2", "training.loss=relativistic"],
+            "training.constraint: r1r2 penalises each picture's own gradient, which BatchNorm",
+        ),
+        (
+            ["training.constraint.kind=spectral", "training.loss=hinge"],
+            "training.constraint: BatchNorm scales the discriminator up again after spectral norms "
+            "have bounded it; set networks.discriminator_batchnorm=false",
+        ),
+    ],
+)
+def test_nonsense_is_refused_with_the_reason_and_the_way_out(sets, reason):
+    (problem,) = _problems(flags=DIGITS, sets=sets)
+    assert reason in problem
+    if "batchnorm=false" in problem:  # The way out leads out.
+        assert resolve(flags=DIGITS, sets=[*sets, BARE])
+
+
+def test_nonsense_is_refused_in_an_amended_configuration_too():
+    config = resolve(flags=DIGITS, sets=["training.constraint.kind=clip"])
+    with pytest.raises(ConfigError, match="clip bounds a Wasserstein critic"):
+        amended(config, {"training.loss": "hinge"})
 
 
 def test_amending_is_validated():

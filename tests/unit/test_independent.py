@@ -1,0 +1,618 @@
+"""The methods: partition, rounds, and independence of everything but their place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+
+from manege.api import start_run
+from manege.cell import Batch, CellState, kept_out, overfitting, train_step
+from manege.config import ALL, Method, partition, resolve
+from manege.data import Split, open_dataset
+from manege.errors import ConfigError
+from manege.methods import Independent, Step, independent
+from manege.models import to_bytes
+from manege.rundir import RunDir
+
+CPU = torch.device("cpu")
+NAN = float("nan")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "method-cache"))
+
+
+BASE = ("networks.kind=mlp", "networks.hidden=8", "training.batch=50")
+BARE = (
+    "networks.kind=dcgan",
+    "networks.generator_width=4",
+    "networks.discriminator_width=2",
+    "networks.discriminator_batchnorm=false",
+    "networks.latent=4",
+)
+RESNET = ("networks.kind=resnet", *BARE[1:3], "networks.latent=4")
+
+
+def _method(*sets: str) -> Independent:
+    config = resolve(flags={"data.source": "digits"}, sets=[*BASE, *sets])
+    return Independent(config, open_dataset(config.data), CPU, lambda phase: nullcontext())
+
+
+def _train(method: Independent, cell: str, rounds: int) -> np.ndarray:
+    state = method.init(cell)
+    for _ in range(rounds):
+        list(method.advance(cell, state))
+    return state.pair.generator.to_numpy().copy()
+
+
+def _bits(state: CellState) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in state.to_arrays().items()}
+
+
+def test_the_longest_classes_come_first():
+    method = _method()
+    counts = {one.label: one.train for one in method._dataset.classes}
+    in_order = [counts[cell] for cell in method.cells()]
+    assert in_order == sorted(in_order, reverse=True)
+    assert set(method.cells()) == {str(digit) for digit in range(10)}
+
+
+@pytest.mark.parametrize(
+    ("sets", "steps", "images"),
+    [
+        ([], 4, 200),  # 160 threes in batches of 50, wrapping round.
+        (["training.n_critic=3"], 2, 300),
+        (["training.batches_per_round=1"], 1, 50),
+        (["training.batch=1000"], 1, 165),
+        (["data.limit_per_class=10"], 1, 10),
+    ],
+)
+def test_a_round_is_one_pass_over_the_pictures(sets, steps, images):
+    method = _method(*sets)
+    state = method.init("3")
+    done = list(method.advance("3", state))
+    assert len(done) == steps == method.steps_in_round("3")
+    assert sum(step.images for step in done) == images
+    assert [step.losses is not None for step in done] == [False] * (steps - 1) + [True]
+    assert (state.round_, state.step) == (1, 0)
+
+
+def test_a_round_broken_off_and_restored_goes_on_with_the_same_bits():
+    method = _method("training.n_critic=2")
+    whole = _train(method, "3", 2)
+    state = method.init("3")
+    next(iter(method.advance("3", state)))
+    arrays = {name: array.copy() for name, array in state.to_arrays().items()}
+    counters = state.counters()
+    assert (counters["round"], counters["step"]) == (0, 1)
+    other = _method("training.n_critic=2")
+    restored = other.init("3")
+    restored.restore(arrays, counters)
+    for _ in range(2):
+        steps = list(other.advance("3", restored))
+    assert np.array_equal(restored.pair.generator.to_numpy(), whole)
+    assert steps[-1].losses is not None
+
+
+ADAPTIVE = (
+    "training.augment.kind=adaptive",
+    "training.augment.every_steps=1",
+    "training.augment.step=0.2",
+    "training.augment.target=0.01",
+    "training.loss=bce",
+)
+SETTINGS = {
+    "paper": (),
+    "clip": ("training.constraint.kind=clip",),
+    "gp": ("training.constraint.kind=gp",),
+    "spectral": ("training.constraint.kind=spectral", "training.loss=hinge"),
+    "r1": ("training.constraint.kind=r1", "training.loss=least-squares"),
+    "r1r2": ("training.constraint.kind=r1r2", "training.loss=relativistic"),
+    "ema": ("training.ema=0.99",),
+    "flips": ("training.flip=true",),
+    "adaptive": ADAPTIVE,
+    "attempts": ("training.attempts=3",),
+    "single": ("method=single",),
+    "conditional": ("method=conditional",),
+    "resnet": (*RESNET, "training.constraint.kind=spectral", "training.loss=hinge"),
+    "dcgan": (*BARE, "training.constraint.kind=r1r2", "training.loss=relativistic"),
+    "all of it": (
+        *BARE,
+        *ADAPTIVE[:-1],
+        "training.loss=relativistic",
+        "training.constraint.kind=gp",
+        "method=conditional",
+        "training.attempts=3",
+        "training.flip=true",
+        "training.ema=0.99",
+        "training.n_critic=2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_cell_taken_up_in_mid_round_is_the_one_that_was_not_interrupted(name, monkeypatch):
+    # In so few steps nothing is learnt by heart: what is told is moved up to where it matters.
+    monkeypatch.setattr(independent, "overfitting", lambda *inputs: (1 + overfitting(*inputs)) / 2)
+    sets = (*SETTINGS[name], "training.batches_per_round=6")
+    cell = ALL if any("method=" in one for one in sets) else "3"
+    method = _method(*sets)
+    steps = method.steps_in_round(cell)
+    assert steps >= 3
+    whole = method.init(cell)
+    told = [step for _ in range(2) for step in method.advance(cell, whole)]
+    if "augment" in str(sets):
+        assert 0 < whole.augment <= 0.8  # It did adapt, so that something could go wrong.
+    state = _method(*sets).init(cell)
+    list(_method(*sets).advance(cell, state))
+    walk = iter(_method(*sets).advance(cell, state))
+    for _ in range(2):
+        next(walk)
+    arrays = {name: array.copy() for name, array in state.to_arrays().items()}
+    counters = json.loads(json.dumps(state.counters()))
+    assert (counters["round"], counters["step"]) == (1, 2)
+    other = _method(*sets)
+    restored = other.init(cell)
+    restored.restore(arrays, counters)
+    rest = list(other.advance(cell, restored))
+    assert rest == told[-len(rest) :]
+    assert len(rest) == steps - 2
+    assert _bits(restored) == _bits(whole)
+    assert restored.counters() == whole.counters()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_training_leaves_the_global_generators_alone_and_is_the_same_every_time(name):
+    sets = (*SETTINGS[name], "training.batches_per_round=2")
+    cell = ALL if any("method=" in one for one in sets) else "3"
+    torch_before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    first = _train(_method(*sets), cell, 1)
+    assert torch.equal(torch_before, torch.get_rng_state())
+    assert np.array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
+    torch.manual_seed(7)
+    assert np.array_equal(first, _train(_method(*sets), cell, 1))
+    assert not np.array_equal(first, _train(_method(*sets, "seed=1"), cell, 1))
+
+
+def test_a_second_cell_in_the_same_process_changes_nothing():
+    alone = _train(_method("networks.kind=dcgan", "training.batches_per_round=1"), "3", 2)
+    method = _method("networks.kind=dcgan", "training.batches_per_round=1")
+    _train(method, "7", 1)
+    assert np.array_equal(_train(method, "3", 2), alone)
+    seeded = _method("networks.kind=dcgan", "training.batches_per_round=1", "seed=1")
+    assert not np.array_equal(_train(seeded, "3", 2), alone)
+
+
+def test_a_sheet_shows_the_same_latents_every_time_and_changes_nothing():
+    method = _method("sheets.pictures=9")
+    state = method.init("3")
+    list(method.advance("3", state))
+    before = state.pair.generator.record.clone()
+    first = method.sheet("3", state)
+    assert first.shape == (9, 8, 8, 1)
+    assert np.array_equal(first, method.sheet("3", state))
+    assert torch.equal(before, state.pair.generator.record)
+
+
+def test_another_attempt_draws_other_numbers():
+    method = _method()
+    first, second = method.init("3"), method.init("3")
+    second.attempt = 1
+    list(method.advance("3", first))
+    list(method.advance("3", second))
+    assert not torch.equal(first.pair.generator.record, second.pair.generator.record)
+
+
+def test_a_state_with_nan_is_not_finite():
+    state = _method().init("3")
+    assert state.is_finite()
+    state.pair.discriminator.record[3] = NAN
+    assert not state.is_finite()
+
+
+# One cell for all the data.
+
+WHOLE = pytest.mark.parametrize("method_name", ["single", "conditional"])
+
+
+@WHOLE
+def test_all_the_data_are_one_cell(method_name):
+    method, per_class = _method(f"method={method_name}"), _method()
+    assert method.cells() == (ALL,)
+    counts = sum(one.train for one in method._dataset.classes)
+    assert method.steps_in_round(ALL) == -(-counts // 50)
+    digests = [per_class.data_digest(label) for label in method._dataset.labels]
+    wanted = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    assert method.data_digest(ALL) == wanted
+    fewer = _method(f"method={method_name}", "data.classes=[3, 7]")
+    assert fewer.cells() == (ALL,)
+    assert fewer.data_digest(ALL) != wanted
+
+
+@WHOLE
+def test_a_round_of_all_the_data_shows_every_picture(method_name):
+    method = _method(f"method={method_name}", "data.classes=[3, 7]")
+    state, seen = method.init(ALL), set()
+    for _ in range(method.steps_in_round(ALL)):
+        (batch,), _ = method._inputs(ALL, state)
+        seen |= {one.tobytes() for one in to_bytes(batch.pictures)}
+        state.step += 1
+    every = np.concatenate([method._dataset.pictures(label, Split.TRAIN) for label in ("3", "7")])
+    assert seen == {one.tobytes() for one in every}
+
+
+def test_the_networks_are_told_what_the_pictures_show():
+    method = _method("method=conditional", "data.classes=[7, 3, 8]", "training.n_critic=2")
+    labels = method._dataset.labels
+    shown = {
+        picture.tobytes(): number
+        for number, label in enumerate(labels)
+        for picture in method._dataset.pictures(label, Split.TRAIN)
+    }
+    state = method.init(ALL)
+    assert state.pair.generator.network.embed.weight.shape[0] == 3
+    assert state.pair.discriminator.network.embed.weight.shape[0] == 3
+    reals, noise = method._inputs(ALL, state)
+    assert (len(reals), len(noise)) == (2, 3)
+    for batch in reals:
+        found = [shown[picture.tobytes()] for picture in to_bytes(batch.pictures)]
+        assert batch.labels_B.tolist() == found
+        assert set(found) == {0, 1, 2}
+
+
+def test_a_pair_that_is_not_told_the_labels_has_no_rows_for_them():
+    for sets in ((), ("method=single",)):
+        method = _method(*sets)
+        (cell, *_) = method.cells()
+        state = method.init(cell)
+        assert state.pair.generator.network.embed is None
+        assert method._inputs(cell, state)[0][0].labels_B is None
+
+
+@WHOLE
+def test_a_sheet_of_all_the_data_changes_with_nothing_but_the_generator(method_name):
+    method = _method(f"method={method_name}", "sheets.pictures=25", "training.batches_per_round=2")
+    state = method.init(ALL)
+    fresh = method.sheet(ALL, state)
+    (*_, last) = method.advance(ALL, state)
+    assert isinstance(last, Step)
+    assert set(last.losses) == {"discriminator", "generator"}
+    before = state.pair.generator.record.clone()
+    first = method.sheet(ALL, state)
+    assert first.shape == (25, 8, 8, 1)
+    assert not np.array_equal(first, fresh)
+    assert np.array_equal(first, method.sheet(ALL, state))
+    assert torch.equal(before, state.pair.generator.record)
+
+
+def test_a_conditional_sheet_shows_the_labels_in_turn():
+    method = _method("method=conditional", "sheets.pictures=25")
+    network = method.init(ALL).pair.generator.network
+    asked = []
+    network.embed.register_forward_hook(lambda module, inputs, _: asked.append(inputs[0]))
+    method._draw(ALL, network, "sheet", 25)
+    assert torch.cat(asked).tolist() == sorted(number % 10 for number in range(25))
+
+
+def test_methods_and_parts():
+    assert partition(Method.PER_CLASS, ("a", "b")) == {"a": ("a",), "b": ("b",)}
+    for one in (Method.SINGLE, Method.CONDITIONAL):
+        assert partition(one, ("a", "b")) == {ALL: ("a", "b")}
+
+
+# Flips and augmentation.
+
+
+def test_about_half_of_the_pictures_are_mirrored_and_no_others_touched():
+    plain, flipping = _method(), _method("training.flip=true")
+    mirrored = total = 0
+    for step in range(4):
+        states = plain.init("3"), flipping.init("3")
+        for state in states:
+            state.step = step
+        (was,), (now,) = plain._inputs("3", states[0])[0], flipping._inputs("3", states[1])[0]
+        for one, other in zip(was.pictures, now.pictures, strict=True):
+            flipped = torch.equal(one.flip(2), other)
+            assert flipped or torch.equal(one, other)
+            mirrored, total = mirrored + flipped, total + 1
+    assert 0.35 < mirrored / total < 0.65
+
+
+def test_pictures_kept_out_are_never_trained_on_and_all_others_are():
+    method = _method(*ADAPTIVE)
+    pictures = method._dataset.pictures("3", Split.TRAIN)
+    kept = kept_out(len(pictures))
+    assert kept == 8
+    state, seen = method.init("3"), set()
+    for _ in range(method.steps_in_round("3")):
+        (batch,), _ = method._inputs("3", state)
+        seen |= {one.tobytes() for one in to_bytes(batch.pictures)}
+        state.step += 1
+    assert seen == {one.tobytes() for one in pictures[:-kept]}
+    assert not seen & {one.tobytes() for one in pictures[-kept:]}
+
+
+def _watch_overfitting(monkeypatch, told: float = 1.0) -> list[tuple[Batch, Batch, Batch]]:
+    asked = []
+
+    def look(pair, *batches: Batch) -> float:
+        asked.append(batches)
+        return told
+
+    monkeypatch.setattr(independent, "overfitting", look)
+    return asked
+
+
+def test_overfitting_is_told_from_training_kept_and_drawn_pictures(monkeypatch):
+    asked = _watch_overfitting(monkeypatch)
+    method = _method(*ADAPTIVE)
+    pictures = method._dataset.pictures("3", Split.TRAIN)
+    list(method.advance("3", method.init("3")))
+    assert len(asked) == 4
+    for trained, kept, fakes in asked:
+        known = {one.tobytes() for one in pictures[:-8]}
+        assert {one.tobytes() for one in to_bytes(trained.pictures)} <= known
+        assert {one.tobytes() for one in to_bytes(kept.pictures)} == {
+            one.tobytes() for one in pictures[-8:]
+        }
+        assert not {one.tobytes() for one in to_bytes(fakes.pictures)} & known
+        assert all(batch.pictures.abs().max() <= 1 for batch in (trained, kept, fakes))
+
+
+def test_overfitting_is_told_from_pictures_of_every_label(monkeypatch):
+    """Else it is the difference between classes that is told, as far as there is one."""
+    asked = _watch_overfitting(monkeypatch)
+    method = _method(*ADAPTIVE, "method=conditional", "training.batches_per_round=1")
+    list(method.advance(ALL, method.init(ALL)))
+    ((trained, kept, fakes),) = asked
+    assert torch.equal(kept.labels_B, fakes.labels_B)
+    counts = torch.bincount(kept.labels_B, minlength=10)
+    assert len(trained.labels_B) == len(trained.pictures)
+    assert counts.min() >= 4, counts  # 64 of ten labels that are about as frequent.
+
+
+def test_the_chance_is_adapted_after_so_many_steps_however_short_a_round_is(monkeypatch):
+    asked = _watch_overfitting(monkeypatch)
+    method = _method("training.augment.kind=adaptive", "training.loss=bce")
+    assert method.steps_in_round("3") == 4  # And every_steps is 16.
+    state = method.init("3")
+    chances = []
+    for _ in range(9):
+        (*_, last) = method.advance("3", state)
+        chances.append(last.augment["chance"])
+    assert chances == pytest.approx([0, 0, 0, 0.02, 0.02, 0.02, 0.02, 0.04, 0.04])
+    assert len(asked) == 2
+
+
+def test_changes_are_drawn_once_the_chance_is_above_zero():
+    method = _method(*ADAPTIVE)
+    state = method.init("3")
+    assert method._inputs("3", state)[1][0].real_changes is None
+    state.augment = 0.5
+    noise = method._inputs("3", state)[1]
+    assert all(one.real_changes is not None for one in noise)
+    assert 5 < int((noise[0].fake_changes.brightness_B != 0).sum()) < 45
+    (*_, last) = method.advance("3", state)
+    assert set(last.augment) == {"chance", "overfit"}
+    (*_, last) = (plain := _method()).advance("3", plain.init("3"))
+    assert last.augment is None
+
+
+def test_points_are_refused_augmentation_or_train_with_it():
+    flags = {"data.source": "ring8", "networks.kind": "mlp"}
+    try:
+        config = resolve(flags=flags, sets=[*BASE[1:], *ADAPTIVE, "training.batches_per_round=1"])
+    except ConfigError:
+        return
+    method = Independent(config, open_dataset(config.data), CPU, lambda phase: nullcontext())
+    (cell, *_) = method.cells()
+    state = method.init(cell)
+    state.augment = 0.5
+    list(method.advance(cell, state))
+
+
+# The watchdog.
+
+
+class _Poison:
+    """A training step after which the generator is broken, in some of its calls."""
+
+    def __init__(self, *calls: int) -> None:
+        self.calls = calls
+        self.count = 0
+
+    def __call__(self, pair, reals, noise, training):
+        losses = train_step(pair, reals, noise, training)
+        self.count += 1
+        if self.count in self.calls:
+            with torch.no_grad():
+                pair.generator.weights.fill_(NAN)
+        return losses
+
+
+@pytest.mark.parametrize(
+    ("call", "done", "reason"),
+    [
+        (5, 2, "the discriminator's loss is not finite"),  # Met at the step after.
+        (8, 4, "a weight is not finite"),  # The round's last step has no step after it.
+    ],
+)
+def test_a_round_that_breaks_down_is_begun_again_on_another_attempt(
+    monkeypatch, call, done, reason
+):
+    sets = ("training.attempts=3", "training.ema=0.9", "training.loss=bce")
+    method = _method(*sets)
+    undisturbed = method.init("3")
+    list(method.advance("3", undisturbed))
+    start, counters = _bits(undisturbed), undisturbed.counters()
+    list(method.advance("3", undisturbed))
+    monkeypatch.setattr(independent, "train_step", _Poison(call))
+    state = method.init("3")
+    list(method.advance("3", state))
+    assert _bits(state) == start
+    steps = []
+    for step in method.advance("3", state):
+        steps.append((step.step, step.trouble, state.attempt))
+        assert step.round_ == 2
+        if step.trouble is not None:
+            assert _bits(state) == start  # It stands where the round began, to the bit.
+            assert state.counters() == {**counters, "attempt": 1}
+    before = [(number, None, 0) for number in range(1, done)]
+    again = [(1, None, 1), (2, None, 1), (3, None, 1), (4, None, 0)]
+    assert steps == [*before, (done, reason, 1), *again]
+    assert (state.round_, state.attempt) == (2, 0)
+    assert state.is_finite()
+    assert _bits(state) != _bits(undisturbed)  # Other numbers were drawn.
+    list(method.advance("3", state))
+    assert state.round_ == 3
+
+
+def test_another_attempt_is_a_function_of_its_place_alone(monkeypatch):
+    """Wherever the first one broke down."""
+    ends = []
+    for call in (5, 6, 8):
+        method = _method("training.attempts=3")
+        monkeypatch.setattr(independent, "train_step", _Poison(call))
+        state = method.init("3")
+        for _ in range(2):
+            list(method.advance("3", state))
+        ends.append(_bits(state))
+    assert ends[0] == ends[1] == ends[2]
+
+
+def test_a_round_taken_up_in_mid_round_is_begun_again_from_its_beginning(monkeypatch):
+    method = _method("training.attempts=3")
+    monkeypatch.setattr(independent, "train_step", _Poison(7))
+    whole = method.init("3")
+    for _ in range(2):
+        list(method.advance("3", whole))
+    monkeypatch.setattr(independent, "train_step", _Poison())
+    state = method.init("3")
+    list(method.advance("3", state))
+    walk = iter(method.advance("3", state))
+    next(walk)
+    arrays = {name: array.copy() for name, array in state.to_arrays().items()}
+    restored = method.init("3")
+    restored.restore(arrays, json.loads(json.dumps(state.counters())))
+    monkeypatch.setattr(independent, "train_step", _Poison(2))
+    troubles = [step.trouble for step in method.advance("3", restored)]
+    assert len([one for one in troubles if one]) == 1
+    assert _bits(restored) == _bits(whole)
+    assert restored.counters() == whole.counters()
+
+
+def test_samples_that_collapse_begin_the_round_again(monkeypatch):
+    method = _method("training.attempts=2")
+    state = method.init("3")
+    (*_, first) = method.advance("3", state)
+    assert state.widest == first.spread > 0
+    real_spread = method._real_spread("3")
+    assert real_spread > first.spread
+    state.widest = 2.1 * real_spread
+    told = []
+    for step in method.advance("3", state):
+        told.append(step.trouble)
+        if step.trouble:
+            break
+    assert told[:-1] == [None] * 3
+    assert told[-1].startswith("the samples have collapsed: their mean distance is ")
+    assert (state.round_, state.step, state.attempt) == (1, 0, 1)
+
+
+def test_without_attempts_nothing_is_remembered_and_nothing_watched():
+    method = _method()
+    state = method.init("3")
+    for step in method.advance("3", state):
+        assert state.good is None
+        assert step.spread is None
+    assert state.widest == 0
+
+
+def _run(tmp_path, name: str, *sets: str, poisoned=None):
+    """A whole run on two digits; `poisoned(cell, state)` says when a step breaks the generator."""
+    train = Independent._train
+
+    def broken(self, cell, state):
+        images = train(self, cell, state)
+        if poisoned is not None and poisoned(cell, state):
+            with torch.no_grad():
+                state.pair.generator.weights.fill_(NAN)
+        return images
+
+    config = resolve(
+        flags={"data.source": "digits", "rounds": 3},
+        sets=[*BASE, "data.classes=[3, 7]", "training.ema=0.9", *sets],
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Independent, "_train", broken)
+        run = start_run(config, out=tmp_path / name)
+    rundir = RunDir.open(run.path)
+    bits = {
+        cell: {
+            name: array.tobytes()
+            for name, array in rundir.load(cell, identity=run.config.identity()).tensors.items()
+        }
+        for cell in ("3", "7")
+        if rundir.load(cell, identity=run.config.identity()) is not None
+    }
+    return run.outcome, list(rundir.events()), bits
+
+
+ATTEMPTS = ("training.attempts=3", "checkpoints.every_rounds=1")
+
+
+def test_a_cell_that_breaks_down_once_goes_on_and_the_other_never_notices(tmp_path):
+    calm, _, undisturbed = _run(tmp_path, "calm", *ATTEMPTS)
+    outcome, events, bits = _run(
+        tmp_path,
+        "once",
+        *ATTEMPTS,
+        poisoned=lambda cell, state: (
+            cell == "3" and state.round_ == 1 and state.step == 2 and state.attempt == 0
+        ),
+    )
+    assert calm.state == outcome.state == "finished"
+    assert outcome.rounds == {"3": 3, "7": 3}
+    assert bits["7"] == undisturbed["7"]
+    assert bits["3"] != undisturbed["3"]
+    (rollback,) = [event for event in events if event["event"] == "rollback"]
+    assert rollback["cell"] == "3"
+    assert (rollback["round"], rollback["step"], rollback["attempt"]) == (2, 3, 1)
+    assert rollback["reason"] == "the discriminator's loss is not finite"
+    rounds = [event["round"] for event in events if event["event"] == "round"]
+    assert sorted(rounds) == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_cell_that_breaks_down_always_is_given_up_after_its_attempts(tmp_path):
+    _, _, undisturbed = _run(tmp_path, "calm", *ATTEMPTS)
+    outcome, events, bits = _run(
+        tmp_path,
+        "always",
+        *ATTEMPTS,
+        poisoned=lambda cell, state: cell == "3" and state.round_ == 1 and state.step == 1,
+    )
+    reason = "the discriminator's loss is not finite in round 2, at 3 attempts"
+    assert outcome.state == "failed"
+    assert outcome.failed == {"3": reason}
+    assert outcome.rounds == {"3": 1, "7": 3}
+    assert bits["7"] == undisturbed["7"]
+    told = [event["attempt"] for event in events if event["event"] == "rollback"]
+    assert told == [1, 2, 3]
+    (failed,) = [event for event in events if event["event"] == "cell_failed"]
+    assert (failed["cell"], failed["round"], failed["reason"]) == ("3", 2, reason)
+    # What is kept of it is its last sound round.
+    assert not np.isnan(np.frombuffer(bits["3"]["generator"], np.float32)).any()
+
+
+def test_a_cell_with_one_attempt_is_given_up_at_once(tmp_path):
+    outcome, events, _ = _run(
+        tmp_path, "one", poisoned=lambda cell, state: cell == "3" and state.step == 1
+    )
+    assert outcome.failed == {"3": "the discriminator's loss is not finite in round 1"}
+    assert not [event for event in events if event["event"] == "rollback"]
