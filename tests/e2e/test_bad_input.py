@@ -334,7 +334,7 @@ OPTIONS = [
         "train digits --loss wassertein",
         (
             "training.loss: found 'wassertein'",
-            "bce, minimax, least-squares, hinge, relativistic, wasserstein",
+            "hinge, relativistic, wasserstein",
             "did you mean wasserstein?",
         ),
     ),

@@ -335,8 +335,10 @@ def test_a_final_score_off_the_schedule_counts_for_the_model_and_not_for_the_sta
     tmp_path, rate, rounds, every, weights
 ):
     path = tmp_path / "run"
-    rates = {"training__optimiser__generator_lr": rate, "training__ema": 0.5}
-    done = _run(path, rounds=rounds, **rates, **SCORED | {"score__every_rounds": every})
+    settings = {"training__optimiser__generator_lr": rate, "training__ema": 0.5}
+    # The last round is committed already when the last score comes.
+    settings |= {"checkpoints__every_rounds": 1, **SCORED, "score__every_rounds": every}
+    done = _run(path, rounds=rounds, **settings)
     found = _commit(path)
     *scheduled, final = _events(path, "score")
     best = final["best"]

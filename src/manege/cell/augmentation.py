@@ -46,5 +46,6 @@ def adapted(chance: float, overfit: float, augment: AdaptiveAugment) -> float:
 
 
 def probes(pictures: Tensor, labels: Tensor | None) -> Batch:
-    """The first of them."""
-    return Batch(pictures[:PROBES], None if labels is None else labels[:PROBES])
+    """Some of them from all over: they lie there class after class."""
+    rows = torch.linspace(0, len(pictures) - 1, min(PROBES, len(pictures))).long()
+    return Batch(pictures[rows], None if labels is None else labels[rows])

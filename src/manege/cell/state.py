@@ -41,6 +41,7 @@ class Good:
     """Copies of all that training changes."""
     averaged: int
     augment: float
+    overfit: float
 
 
 @dataclass
@@ -83,7 +84,7 @@ class CellState:
         """Keep what the round begins with; one that is under way has kept it already."""
         if self.step == 0:
             arrays = {name: array.copy() for name, array in self._changing().items()}
-            self.good = Good(arrays, self.averaged, self.augment)
+            self.good = Good(arrays, self.averaged, self.augment, self.overfit)
 
     def roll_back(self) -> None:
         """Begin the round again, on another attempt."""
@@ -92,7 +93,8 @@ class CellState:
         self.loss_sums.zero_()
         if self.good is not None:
             self._take(self.good.arrays)
-            self.averaged, self.augment = self.good.averaged, self.good.augment
+            self.averaged = self.good.averaged
+            self.augment, self.overfit = self.good.augment, self.good.overfit
 
     def end_round(self, spread: float) -> None:
         """The round is done; its samples spread so far."""
@@ -149,7 +151,6 @@ class CellState:
 
     def counters(self) -> dict[str, Any]:
         """The rest."""
-        under_way = self.good is not None and self.step > 0
         return {
             "round": self.round_,
             "step": self.step,
@@ -159,7 +160,11 @@ class CellState:
             "widest": self.widest,
             "augment": self.augment,
             "overfit": self.overfit,
-            "good": [self.good.averaged, self.good.augment] if under_way and self.good else None,
+            "good": (
+                [self.good.averaged, self.good.augment, self.good.overfit]
+                if self.good is not None and self.step > 0
+                else None
+            ),
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], counters: Mapping[str, Any]) -> None:
@@ -171,12 +176,13 @@ class CellState:
         self.averaged = int(counters["averaged"])
         self.widest = float(counters["widest"])
         self.augment, self.overfit = float(counters["augment"]), float(counters["overfit"])
+        self.best = self.good = None
         if counters["best"] is not None:
             self.best = Best(arrays["best"], dict(counters["best"]))
         if counters["good"] is not None:
-            averaged, augment = counters["good"]
+            averaged, augment, overfit = counters["good"]
             kept = {name: arrays[f"good {name}"] for name in self._changing()}
-            self.good = Good(kept, int(averaged), float(augment))
+            self.good = Good(kept, int(averaged), float(augment), float(overfit))
 
     def _changing(self) -> dict[str, np.ndarray]:
         """All that training changes; on a CPU views."""

@@ -378,6 +378,12 @@ class RunConfig(Section):
 
     def _nonsense(self) -> str | None:
         """Why loss, constraint and networks make no sense together, or None."""
+        if self.data.source in TOY_NAMES and (
+            self.training.augment.kind != "none" or self.training.flip
+        ):
+            return (
+                "training: points have no pixels to move or to mirror; leave augment and flip out"
+            )
         kind, loss = self.training.constraint.kind, self.training.loss
         if kind == "clip" and loss is not Loss.WASSERSTEIN:
             return (

@@ -122,7 +122,9 @@ class Independent:
             state.average(training.ema)
         state.step += 1
         augment = training.augment
-        if isinstance(augment, AdaptiveAugment) and state.step % augment.every_steps == 0:
+        # Counted from the first round on: a round may be shorter than the interval.
+        steps = state.round_ * self.steps_in_round(cell) + state.step
+        if isinstance(augment, AdaptiveAugment) and steps % augment.every_steps == 0:
             with self._timer("watch"):
                 state.overfit = self._overfitting(cell, state)
                 state.augment = adapted(state.augment, state.overfit, augment)

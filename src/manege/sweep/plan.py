@@ -55,9 +55,11 @@ def load_plan(path: Path, data_root: str | None = None) -> tuple[Plan, tuple[Uni
     try:
         plan = Plan.model_validate(load_yaml(path))
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ConfigError(f"{path}: {where}: {problem['msg']}; see docs/sweep.md") from None
+        told = [
+            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg'].lower()}"
+            for problem in error.errors(include_url=False)
+        ]
+        raise ConfigError(f"{path}: {'; '.join(told)}; see docs/sweep.md") from None
     for name in plan.recipes:
         if re.fullmatch(RECIPE_NAME, name) is None:
             raise ConfigError(
