@@ -6,6 +6,7 @@ row with another's only when space and reference are the same.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ class Comparison:
 
     def rows(self) -> dict[str, tuple[Score | None, ...]]:
         """For each score that any run has, every run's."""
-        shared = len({one.protocol["reference"]["digest"] for one in self.evaluations}) == 1
+        shared = len({_reference_digest(one) for one in self.evaluations}) == 1
         found = [
             {_row_name(score, one, shared=shared): score for score in one.scores}
             for one in self.evaluations
@@ -100,9 +101,16 @@ def _differences(trees: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
 
 def _row_name(score: Score, evaluation: Evaluation, *, shared: bool) -> str:
     label = f" [{score.label}]" if score.label is not None else ""
-    reference = evaluation.protocol["reference"]
-    against = "" if shared else f" vs {reference['name']}-{reference['digest'][:8]}"
+    name = evaluation.protocol["reference"]["name"]
+    against = "" if shared else f" vs {name}-{_reference_digest(evaluation)[:8]}"
     return f"{score.full_name}{label}{against}"
+
+
+def _reference_digest(evaluation: Evaluation) -> str:
+    """Of both splits: the other one decides the floors and who is nearest."""
+    reference = evaluation.protocol["reference"]
+    both = f"{reference['digest']} {reference['other']}"
+    return hashlib.sha256(both.encode()).hexdigest()
 
 
 def _sheet(rundir: RunDir, seed: int) -> pictures.Picture:

@@ -60,7 +60,11 @@ class Judgement:
     @property
     def chosen(self) -> Weights:
         """The weights that score better; the raw ones when both do the same."""
-        return min(self.scores, key=lambda which: (isnan(value := self.scores[which].value), value))
+        return min(self.scores, key=self._rank)
+
+    def _rank(self, which: Weights) -> tuple[bool, float, bool]:
+        value = self.scores[which].value
+        return isnan(value), value, which is not Weights.RAW
 
     def best(self) -> dict[str, Any]:
         """The better score, in words that JSON knows."""

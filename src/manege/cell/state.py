@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,8 @@ class CellState:
     def keep_if_better(self, judgement: Judgement) -> None:
         """Remember the judged generator as the best, if it is."""
         told = judgement.best()
+        if isnan(told["value"]):
+            return
         if self.best is None or told["value"] < self.best.told["value"]:
             body = self.bodies()[judgement.chosen]
             self.best = Best(body.detach().cpu().numpy().copy(), told)

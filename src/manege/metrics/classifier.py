@@ -20,7 +20,7 @@ from manege.config import SMALLEST_CLASS, DataConfig, stream
 from manege.data import Dataset, PictureSet, Split, cache, cache_folder, set_of, survey_measured
 from manege.errors import CheckpointError, ConfigError
 from manege.metrics.distributions import agreement
-from manege.metrics.networks import FeatureNetwork
+from manege.metrics.networks import FeatureNetwork, bare
 from manege.metrics.spaces import (
     CLASSIFIER,
     Progress,
@@ -172,7 +172,7 @@ def train(
     pictures: PictureSet, labels: tuple[str, ...], progress: Progress | None = None
 ) -> FeatureNetwork:
     """A classifier of the pictures: SGD with Nesterov momentum, the rate up and down once."""
-    network = FeatureNetwork(pictures.pictures.shape[3], len(labels))
+    network = bare(FeatureNetwork, pictures.channels, len(labels))
     initialise(network, stream(0, cell="", purpose="feature network"))
     optimiser = torch.optim.SGD(
         network.parameters(), lr=_RATE, momentum=0.9, nesterov=True, weight_decay=_DECAY

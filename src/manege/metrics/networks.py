@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import sqrt
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -97,6 +98,14 @@ class Points(nn.Module):
 
 
 Network = FeatureNetwork | MnistLogits | Points
+Built = TypeVar("Built", FeatureNetwork, MnistLogits)
+
+
+def bare(kind: type[Built], *arguments: int) -> Built:
+    """A network whose tensors hold nothing yet; torch's own way would draw numbers for them."""
+    with torch.device("meta"):
+        network = kind(*arguments)
+    return network.to_empty(device="cpu")
 
 
 @torch.no_grad()

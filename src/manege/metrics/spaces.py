@@ -30,6 +30,7 @@ from manege.metrics.networks import (
     MnistLogits,
     Network,
     Points,
+    bare,
     initialise_random,
 )
 from manege.models import fill, to_floats
@@ -85,7 +86,8 @@ class Space:
         chunk = max(8, _CHUNK_BYTES // (4 * 32 * min(side, 32) ** 2 + 8 * side**2 * channels))
         with device.threads(1), torch.no_grad():
             for start in range(0, count, chunk):
-                part = np.ascontiguousarray(pictures_NSSC[start : start + chunk])
+                # A copy: odd strides of an axis of length 1 would make torch choose other kernels.
+                part = np.array(pictures_NSSC[start : start + chunk], order="C")
                 features = self.network.features(to_floats(torch.from_numpy(part)))
                 features_ND[start : start + chunk] = features.numpy()
                 if progress is not None:
@@ -141,7 +143,7 @@ def digest_of(network: Network) -> str:
 
 def random_space(size: int, channels: int) -> Space:
     """Untrained convolutions, the same for everybody: for pictures without labels."""
-    network = FeatureNetwork(channels, num_labels=0)
+    network = bare(FeatureNetwork, channels, 0)
     initialise_random(network, stream(0, cell="", purpose="random features"))
     return Space(RANDOM, size, channels, network.eval(), digest_of(network))
 
@@ -155,7 +157,7 @@ def points_space() -> Space:
 
 def mnist_logits_space(path: Path) -> Space:
     """The classifier of Lipizzaner, from its file: a pickled dictionary of plain tensors."""
-    network = MnistLogits()
+    network = bare(MnistLogits)
     try:
         # Admits tensors and nothing else.
         with warnings.catch_warnings(action="ignore"):
@@ -213,7 +215,9 @@ def load_space(folder: Path) -> Space:
             f"{folder}: no scorer there ({error.strerror or error}); expected {DESCRIPTION} and "
             f"{WEIGHTS}, as in the scorer/ of a run"
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise _damaged(path, error) from None
+    except RecursionError as error:
         raise _damaged(path, error) from None
     except safetensors.SafetensorError as error:
         raise _damaged(path, error) from None
@@ -267,9 +271,9 @@ def _built(kind: str, channels: int, num_labels: int) -> Network:
         case "classifier" | "random":
             if channels not in (1, 3):
                 raise ValueError(f"{channels} channels")
-            return FeatureNetwork(channels, num_labels)
+            return bare(FeatureNetwork, channels, num_labels)
         case "mnist-logits":
-            return MnistLogits()
+            return bare(MnistLogits)
         case "points":
             return Points()
         case _:

@@ -444,3 +444,17 @@ def test_making_spaces_leaves_numpys_global_generator_alone(tmp_path):
     load_space(tmp_path / "scorer").features(noise(8, 8, 1))
     points_space().features(noise(8, 1, 2))
     assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_no_space_draws_from_torchs_own_generator(tmp_path):
+    before = torch.get_rng_state()
+    save_space(random_space(8, 1), tmp_path / "scorer")
+    load_space(tmp_path / "scorer")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_strides_of_grey_pictures_do_not_count():
+    pictures = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 1), dtype=np.uint8)
+    odd = np.ascontiguousarray(pictures.transpose(3, 0, 1, 2)).transpose(1, 2, 3, 0)
+    space = random_space(8, 1)
+    assert np.array_equal(space.features(pictures), space.features(odd))
