@@ -190,7 +190,9 @@ def start_run(
         data=_data_record(dataset),
     )
     say(f"run directory: {rundir.path}")
-    if isinstance(config.networks, DcganNetworks) and dataset.size <= _LARGEST_1X1:
+    networks = config.networks
+    mixed = isinstance(networks, DcganNetworks) and networks.discriminator_batchnorm
+    if mixed and dataset.size <= _LARGEST_1X1:
         say(
             f"warning: {dataset.size}x{dataset.size} pictures are too small for the convolutional "
             "pair: BatchNorm on a 1x1 map hides them from a Wasserstein critic altogether; "

@@ -166,10 +166,9 @@ class _Driver:
     def _run_round(self, worker: _CellRun, share_s: float | None) -> None:
         """One round, or as much of it as stop and budget allow."""
         self._phases.clear()
-        steps_before = worker.state.step
         clock = time.process_time if self._config.budget_clock == "cpu" else time.monotonic
         before = clock()
-        for step in self._method.advance(worker.cell, worker.state):
+        for steps_here, step in enumerate(self._method.advance(worker.cell, worker.state), start=1):
             now = clock()
             worker.spent_s += now - before
             self._watcher.step(worker.cell, step, worker.fraction(step, share_s))
@@ -177,7 +176,7 @@ class _Driver:
             if step.trouble is not None:
                 self._tell_trouble(worker, step)
             if step.losses is not None:
-                self._end_round(worker, step, steps_here=step.steps - steps_before)
+                self._end_round(worker, step, steps_here)
             if worker.commit_due(step):
                 worker.commit(self._emit)
             if stopped_by := self._stop():
@@ -188,7 +187,7 @@ class _Driver:
             before = clock()
 
     def _end_round(self, worker: _CellRun, step: Step, steps_here: int) -> None:
-        """Tell of a round that is done, `steps_here` of its steps in this process."""
+        """Tell of a round that is done; `steps_here` were made here, broken attempts included."""
         train_s = self._phases.get("train", 0.0)
         self._emit(
             "round",
@@ -316,7 +315,7 @@ class _CellRun:
         self._rundir = rundir
         self._space = space
         self._final: dict[str, Any] | None = None
-        self._committed: tuple[int, int, bool] = (0, 0, False)
+        self._committed: tuple[int, int, int, bool] = (0, 0, 0, False)
         self._committed_at = time.monotonic()
         self._sheet_round = -1
 
@@ -335,7 +334,7 @@ class _CellRun:
             check_scorer(self.cell, found.meta, self._space)
             self.state.restore(found.tensors, found.meta)
             self.spent_s = float(found.meta["spent_s"])
-            self._committed = (self.state.round_, self.state.step, found.meta["final"] is not None)
+            self._committed = self._place(judged=found.meta["final"] is not None)
         emit("cell_started", cell=self.cell, round=self.state.round_, step=self.state.step)
 
     def done(self, share_s: float | None) -> str | None:
@@ -398,8 +397,8 @@ class _CellRun:
 
     def commit(self, emit: Emit) -> None:
         """Save the state; nothing to do where it is saved already."""
-        here = (self.state.round_, self.state.step, self._final is not None)
-        if here[:2] == self._committed[:2] and here[2] <= self._committed[2]:
+        here = self._place(judged=self._final is not None)
+        if here[:-1] == self._committed[:-1] and here[-1] <= self._committed[-1]:
             return
         if not self.state.is_finite():
             if self.state.step > 0:
@@ -429,6 +428,10 @@ class _CellRun:
             bytes=commit.bytes,
             seconds=round(self._committed_at - start, 4),
         )
+
+    def _place(self, *, judged: bool) -> tuple[int, int, int, bool]:
+        """Where the state stands, and whether its last score is known."""
+        return self.state.round_, self.state.step, self.state.attempt, judged
 
     def draw_sheet(self, emit: Emit) -> None:
         """A sheet of this cell at its fixed latents; once a round."""

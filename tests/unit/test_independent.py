@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -217,6 +218,32 @@ def test_a_conditional_sheet_shows_the_labels_in_turn():
     network.embed.register_forward_hook(lambda module, inputs, _: asked.append(inputs[0]))
     method._draw(ALL, network, "sheet", 25)
     assert torch.cat(asked).tolist() == sorted(number % 10 for number in range(25))
+
+
+def test_a_conditional_pair_is_scored_on_labels_as_frequent_as_in_its_data(tmp_path, monkeypatch):
+    """The scorer's real pictures are so: drawn one like the other, a perfect pair would fail."""
+    pictures = np.random.default_rng(0).integers(0, 256, (400, 8, 8), np.uint8)
+    np.savez(tmp_path / "a.npz", images=pictures, labels=np.arange(400) % 4 // 3)
+    flags = {"data.source": str(tmp_path / "a.npz"), "method": "conditional"}
+    config = resolve(flags=flags, sets=[*BASE, "score.samples=200"])
+    scorer = SimpleNamespace(score=lambda cell, drawn: SimpleNamespace(value=0.0, low=0, high=0))
+    method = Independent(
+        config, open_dataset(config.data), CPU, lambda phase: nullcontext(), scorer
+    )
+    train = {one.label: one.train for one in method._dataset.classes}
+    assert train["0"] > 2 * train["1"]
+    asked = []
+    generate = independent.generate
+
+    def watched(generator, z_BZ, labels_B=None):
+        asked.extend(labels_B.tolist())
+        return generate(generator, z_BZ, labels_B)
+
+    monkeypatch.setattr(independent, "generate", watched)
+    method.judge(ALL, method.init(ALL))
+    assert len(asked) == 200
+    wanted = 200 * train["0"] / sum(train.values())
+    assert asked.count(0) == pytest.approx(wanted, abs=2)
 
 
 def test_methods_and_parts():

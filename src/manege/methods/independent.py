@@ -133,7 +133,6 @@ class Independent:
     def _end_round(self, cell: str, state: CellState, images: int, spread: float) -> Step:
         """The round's last step, the generator judged if it is to be."""
         steps = state.step
-        # The one read from the device in a round.
         discriminator, generator = (state.loss_sums / steps).tolist()
         state.end_round(spread)
         judgement = self.judge(cell, state) if self.judges_now(state) else None
@@ -173,13 +172,29 @@ class Independent:
 
     def sheet(self, cell: str, state: CellState) -> np.ndarray:
         """Pictures of the cell at latents that never change over a run."""
-        return self._draw(cell, state.pair.generator.network, "sheet", self._config.sheets.pictures)
+        count = self._config.sheets.pictures
+        in_turn = np.sort(np.arange(count) % self._num_labels) if self._num_labels else None
+        return self._draw(cell, state.pair.generator.network, "sheet", count, in_turn)
 
-    def _draw(self, cell: str, generator: Generator, purpose: str, count: int) -> np.ndarray:
-        """Pictures at latents that depend on the cell and the purpose alone; labels in turn."""
+    def _draw(
+        self,
+        cell: str,
+        generator: Generator,
+        purpose: str,
+        count: int,
+        labels_N: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Pictures at latents that depend on the cell and the purpose alone.
+
+        Their labels are as frequent as in the cell's data, with which scores compare them, unless
+        some are given.
+        """
         rng = stream(self._config.seed, cell=cell, purpose=purpose)
         z_NZ = rng.standard_normal((count, generator.latent), dtype=np.float32)
-        labels_N = np.sort(np.arange(count) % self._num_labels) if self._num_labels else None
+        labels = self._part(cell).labels
+        if labels is not None and labels_N is None:
+            rows = np.linspace(0, len(labels) - 1, count).astype(np.int64)
+            labels_N = labels.numpy()[rows]  # They lie there label after label.
         chunks = [
             generate(
                 generator,

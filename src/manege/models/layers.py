@@ -145,6 +145,9 @@ class Embed(nn.Embedding, SpectralLayer):
         super().__init__(labels, width)
         self.register_buffer("u", torch.empty(labels) if spectral else None)
 
+    def reset_parameters(self) -> None:
+        """Nothing: `initialise` fills it, and torch's own way imports its compiler to do so."""
+
     def forward(self, labels_B: Tensor) -> Tensor:
         """B×width."""
         return F.embedding(labels_B, self.bounded_weight())

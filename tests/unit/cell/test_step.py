@@ -315,14 +315,17 @@ def test_clipping_holds_after_every_step():
             assert parameter.abs().max() <= 0.02 + 1e-9
 
 
+@pytest.mark.parametrize("augment", [0.0, 0.5])
 @pytest.mark.parametrize("training", PAIRED, ids=_name)
-def test_a_step_draws_nothing_from_the_global_generators_and_leaves_its_inputs_alone(training):
+def test_a_step_draws_nothing_from_the_global_generators_and_leaves_its_inputs_alone(
+    training, augment
+):
     pair, reals = _setting(8, training, FREE, labels=3)
-    noise = _noise(pair, training, 0, augment=0.5)
+    noise = _noise(pair, training, 0, augment)
     torch_before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     copies = [batch.pictures.clone() for batch in reals]
     train_step(pair, reals, noise, training)
-    _noise(pair, training, 1, augment=0.5)
+    _noise(pair, training, 1, augment)
     assert torch.equal(torch_before, torch.get_rng_state())
     assert np.array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
     for batch, copy in zip(reals, copies, strict=True):
