@@ -213,10 +213,11 @@ def test_a_sheet_of_all_the_data_changes_with_nothing_but_the_generator(method_n
 
 def test_a_conditional_sheet_shows_the_labels_in_turn():
     method = _method("method=conditional", "sheets.pictures=25")
-    network = method.init(ALL).pair.generator.network
+    state = method.init(ALL)
     asked = []
-    network.embed.register_forward_hook(lambda module, inputs, _: asked.append(inputs[0]))
-    method._draw(ALL, network, "sheet", 25)
+    embed = state.pair.generator.network.embed
+    embed.register_forward_hook(lambda module, inputs, _: asked.append(inputs[0]))
+    method.sheet(ALL, state)
     assert torch.cat(asked).tolist() == sorted(number % 10 for number in range(25))
 
 
