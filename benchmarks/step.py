@@ -165,8 +165,8 @@ def measure(form: str, line: Line, steps: int) -> dict[str, float]:
         preset="bench",
         rounds=1,
         data=DataConfig(source="-"),
-        networks=line.networks,  # type: ignore[arg-type]
-        training={**line.training, "batch": BATCH},  # type: ignore[arg-type]
+        networks=line.networks,
+        training={**line.training, "batch": BATCH},
     )
     training = config.training
     rng = stream(0, cell="bench", purpose="init")

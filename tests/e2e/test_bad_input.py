@@ -70,7 +70,7 @@ def idx(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]
 
 
 def npz(**arrays: np.ndarray) -> Callable[[Path], object]:
-    return lambda here: np.savez(here / "a.npz", **arrays)  # type: ignore[arg-type]
+    return lambda here: np.savez(here / "a.npz", **arrays)
 
 
 def text(name: str, content: str | bytes) -> Callable[[Path], object]:

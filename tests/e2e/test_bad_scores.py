@@ -68,7 +68,7 @@ def broken_picture(here: Path) -> None:
 
 
 def npz(**arrays: np.ndarray) -> Callable[[Path], object]:
-    return lambda here: np.savez(here / "a.npz", **arrays)  # type: ignore[arg-type]
+    return lambda here: np.savez(here / "a.npz", **arrays)
 
 
 def damaged_npz(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:

@@ -83,18 +83,16 @@ def evaluate(
     can be told from reality below that. Numbers are comparable only in the same feature space,
     which is part of their name. A run keeps its evaluations in evaluations/.
     """
-    from manege.cli.samples import parse_labels
     from manege.evaluation import Options, as_json
     from manege.evaluation import evaluate as run_evaluation
     from manege.progress import counter
 
-    chosen = parse_labels(classes)
     options = Options(
         metrics=_groups(metrics),
         samples=samples,
         per_class=per_class,
         features=features,
-        classes=tuple(chosen) if chosen is not None else None,
+        classes=_labels(classes),
         size=size,
         channels=channels,
         reference=reference,
@@ -135,7 +133,7 @@ def compare(
 
     Each run is evaluated as by `manege evaluate`, or its kept evaluation is used.
     """
-    from manege.cli.samples import check_free, parse_labels
+    from manege.cli.samples import check_free
     from manege.errors import ConfigError
 
     if out.suffix.lower() != ".png":
@@ -147,13 +145,12 @@ def compare(
     from manege.pictures import save_png
     from manege.progress import counter
 
-    chosen = parse_labels(classes)
     options = Options(
         metrics=_groups(metrics),
         samples=samples,
         per_class=per_class,
         features=features,
-        classes=tuple(chosen) if chosen is not None else None,
+        classes=_labels(classes),
         reference=reference,
         seed=seed,
         allow_few_samples=allow_few_samples,
@@ -192,6 +189,13 @@ def _brief(value: Any) -> str:
 def _with_interval(score: Score) -> str:
     marks = "".join(f" ({mark})" for mark in score.marks)
     return f"{score.value:.4g} [{score.low:.4g}, {score.high:.4g}]{marks}"
+
+
+def _labels(text: str | None) -> tuple[str, ...] | None:
+    from manege.cli.samples import parse_labels
+
+    labels = parse_labels(text)
+    return None if labels is None else tuple(labels)
 
 
 def _groups(text: str | None) -> tuple[str, ...] | None:

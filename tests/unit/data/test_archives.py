@@ -48,7 +48,7 @@ def test_every_kind_of_tape_archive_is_read(tmp_path: Path, format_: int) -> Non
     with tarfile.open(tmp_path / "d.tar.gz", "w:gz", format=format_) as tar:
         # A time with a fraction takes an extended header, and so does a long name.
         for info, content in (member("d/" + "n" * 90, b"no"), *GOOD, member("d/c", b"more")):
-            info.mtime = 1234.5  # type: ignore[assignment]
+            info.mtime = 1234.5
             tar.addfile(info, io.BytesIO(content))
     assert everything_below(unpack(tmp_path / "d.tar.gz", "d", CAPS)) == {"a", "b"}
 
@@ -215,7 +215,7 @@ def test_a_broken_off_unpacking_leaves_nothing_half_made(
     def interrupted(path: Path, *args: object) -> None:
         if path.name == "b":
             raise KeyboardInterrupt
-        real(path, *args)  # type: ignore[arg-type]
+        real(path, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(archives, "_write", interrupted)
@@ -252,7 +252,7 @@ def test_two_at_once_leave_one(archive: Path, cache: Path, monkeypatch) -> None:
 
     def together(*args: object) -> None:
         both.wait(10)
-        real(*args)  # type: ignore[arg-type]
+        real(*args)
 
     monkeypatch.setattr(archives, "_put", together)
     found: list[Path] = []

@@ -148,7 +148,7 @@ def test_labels_are_read_from_the_pictures_files_once(
 
     def noted(path: Path, *args: object) -> object:
         read.append(path)
-        return read_pickled_batch(path, *args)  # type: ignore[arg-type]
+        return read_pickled_batch(path, *args)
 
     layout = replace(CIFAR10.layouts[0], read_batch=noted)
     dataset = replace(CIFAR10, layouts=(layout, CIFAR10.layouts[1]))

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.generators import global_generators_left_alone
 
 from manege.config import DataConfig, stream
 from manege.data import PictureSet, Split, open_dataset, set_of
@@ -438,19 +439,11 @@ def test_a_missing_file_says_how_to_give_one(tmp_path):
         mnist_logits_space(tmp_path)
 
 
-def test_making_spaces_leaves_numpys_global_generator_alone(tmp_path):
-    before = np.random.get_state()[1].copy()  # noqa: NPY002
-    save_space(random_space(8, 1), tmp_path / "scorer")
-    load_space(tmp_path / "scorer").features(noise(8, 8, 1))
-    points_space().features(noise(8, 1, 2))
-    assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
-
-
-def test_no_space_draws_from_torchs_own_generator(tmp_path):
-    before = torch.get_rng_state()
-    save_space(random_space(8, 1), tmp_path / "scorer")
-    load_space(tmp_path / "scorer")
-    assert torch.equal(before, torch.get_rng_state())
+def test_making_spaces_leaves_the_global_generators_alone(tmp_path):
+    with global_generators_left_alone():
+        save_space(random_space(8, 1), tmp_path / "scorer")
+        load_space(tmp_path / "scorer").features(noise(8, 8, 1))
+        points_space().features(noise(8, 1, 2))
 
 
 def test_strides_of_grey_pictures_do_not_count():
