@@ -23,9 +23,7 @@ from manege.comparison import compare as compare_runs
 from manege.config import (
     DcganNetworks,
     RunConfig,
-    ScoreMetric,
     amended,
-    partition,
     resolve,
     to_yaml,
 )
@@ -34,7 +32,6 @@ from manege.errors import ConfigError
 from manege.evaluation import Evaluation, Options, Subject
 from manege.evaluation import evaluate as evaluate_subject
 from manege.metrics import (
-    ClassScorer,
     Space,
     Telling,
     is_stored,
@@ -46,7 +43,7 @@ from manege.metrics import (
 from manege.progress import Lines, counter
 from manege.rundir import RunDir
 from manege.sampler import Model, Samples, of_run, open_model, run_config, run_data, save
-from manege.trainer import Outcome, Watcher, check_scorer, run
+from manege.trainer import Outcome, Watcher, check_scorer, check_space, run
 from manege.version import __version__
 
 __all__ = [
@@ -250,7 +247,7 @@ def _space_of(
     stop: Callable[[], str | None],
 ) -> Space | None:
     """The feature space training scores in, made now if it must be; None when it keeps no score."""
-    if config.score.metric is ScoreMetric.NONE:
+    if not config.scored:
         return None
     show = counter("feature network: seen")
 
@@ -262,8 +259,7 @@ def _space_of(
 
     scored = scored_data(config.data, dataset.size, dataset.channels)
     space = space_for(scored, Telling(say, progress))
-    # Refuses what it could not score.
-    ClassScorer(config.score, space, dataset, partition(config.method, dataset.labels))
+    check_space(config, dataset, space)
     return space
 
 
@@ -276,7 +272,7 @@ def _prepare_scorer(
 ) -> None:
     """See to it that the run has its scorer, and that it is the one it was scored with so far."""
     folder = rundir.path / "scorer"
-    if config.score.metric is ScoreMetric.NONE:
+    if not config.scored:
         return
     if is_stored(folder):
         space = load_space(folder)

@@ -245,6 +245,114 @@ def test_a_foreign_manifest_is_refused(
     assert tree(tmp_path / "a") == {"manifest.json": content.encode()}
 
 
+# Mixtures: several generators draw one label.
+
+CELLS = {"0-0": 0.5, "0-1": 0.2, "1-0": 0.3}
+
+
+@pytest.fixture
+def mixture(model: Path) -> Path:
+    """The model's three generators as one mixture for all the data, put together by hand."""
+    path = model / "model.json"
+    described = json.loads(path.read_text())
+    described["format"] = 2
+    for entry, (cell, weight) in zip(described["components"], CELLS.items(), strict=True):
+        entry.update(label="all", cell=cell, weight=weight)
+    path.write_text(json.dumps(described))
+    return model
+
+
+def test_a_mixture_is_drawn_in_exact_proportion_unless_told_otherwise(
+    manege: Command, tmp_path: Path, mixture: Path
+) -> None:
+    draw(manege, mixture, "a.npz", "-n", "50")
+    draw(manege, mixture, "exact.npz", "-n", "50", "--mixing", "exact")
+    draw(manege, mixture, "chance.npz", "-n", "50", "--mixing", "independent")
+    a, exact, chance = ((tmp_path / f"{n}.npz").read_bytes() for n in ("a", "exact", "chance"))
+    assert a == exact
+    assert a != chance
+    assert set(read(tmp_path / "a.npz")[1]) == {"all"}
+
+
+@pytest.mark.parametrize("mixing", ["exact", "independent"])
+def test_a_mixture_s_first_pictures_do_not_depend_on_how_many_follow(
+    mixing: str, manege: Command, tmp_path: Path, mixture: Path
+) -> None:
+    draw(manege, mixture, "few.npz", "-n", "10", "--mixing", mixing)
+    draw(manege, mixture, "many.npz", "-n", "40", "--mixing", mixing)
+    few, many = (read(tmp_path / name)[0] for name in ("few.npz", "many.npz"))
+    np.testing.assert_array_equal(few, many[:10])
+
+
+def test_the_recipe_of_a_mixture_s_pictures_says_how_they_were_mixed(
+    manege: Command, tmp_path: Path, mixture: Path, trained: Path
+) -> None:
+    for mixing in ("exact", "independent"):
+        draw(manege, mixture, f"{mixing}.png", "-n", "4", "--mixing", mixing)
+        assert read_text(tmp_path / f"{mixing}.png")["mixing"] == mixing
+        draw(manege, mixture, mixing, "-n", "4", "--mixing", mixing)
+        manifest = json.loads((tmp_path / mixing / "manifest.json").read_text())
+        assert manifest["mixing"] == mixing
+        for entry in manifest["pictures"]:
+            assert read_text(tmp_path / mixing / entry["file"])["mixing"] == mixing
+    draw(manege, trained, "plain.png", "-n", "4", "--mixing", "exact")
+    assert "mixing" not in read_text(tmp_path / "plain.png")
+
+
+@pytest.mark.parametrize("mixing", ["exactly", "", "INDEPENDENT"])
+def test_an_unknown_mixing_is_refused_in_one_line(
+    mixing: str, manege: Command, tmp_path: Path, mixture: Path
+) -> None:
+    done = manege("sample", mixture, "-o", "a.png", "--mixing", mixing)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"manege: --mixing {mixing!r}: expected exact or independent\n"
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_mixing_is_refused_where_no_label_has_several_generators(
+    manege: Command, tmp_path: Path, trained: Path
+) -> None:
+    done = manege("sample", trained, "-o", "a.png", "--mixing", "independent")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "manege: --mixing independent: found one generator a label, expected a label with several "
+        "to mix; leave --mixing out\n"
+    )
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_a_mixture_is_shown_with_its_cells_and_weights(manege: Command, mixture: Path) -> None:
+    [entry] = manege("model", "show", mixture, "--json").json["labels"]
+    assert (entry["label"], entry["p"]) == ("all", 1.0)
+    assert {one["cell"]: one["weight"] for one in entry["mixture"]} == pytest.approx(CELLS)
+    assert all(one["trained"]["rounds"] == 2 for one in entry["mixture"])
+    assert manege("model", "show", mixture).out.splitlines()[1:] == [
+        "  all                  p 1.0000  a mixture of 3",
+        "    cell 0-0           w 0.5000  2 rounds, preset paper",
+        "    cell 0-1           w 0.2000  2 rounds, preset paper",
+        "    cell 1-0           w 0.3000  2 rounds, preset paper",
+    ]
+
+
+def test_a_mixture_merged_and_dropped_again_draws_the_same(
+    manege: Command, tmp_path: Path, mixture: Path, trained: Path
+) -> None:
+    chance = ("--label", "all", "--mixing", "independent")
+    draw(manege, mixture, "before.npz", *chance)
+    assert manege("model", "merge", trained, mixture, "-o", "both").code == 0
+    assert len(list((tmp_path / "both").glob("*.safetensors"))) == 6
+    draw(manege, "both", "both.npz", *chance)
+    others = ("--class", "3", "--class", "7", "--class", "8")
+    assert manege("model", "drop", "both", *others, "-o", "again").code == 0
+    draw(manege, "again", "again.npz", *chance)
+    drawn = [(tmp_path / f"{name}.npz").read_bytes() for name in ("before", "both", "again")]
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert manege("model", "drop", "both", "--class", "all", "-o", "rest").code == 0
+    assert len(list((tmp_path / "rest").glob("*.safetensors"))) == 3
+    digests = [manege("model", "show", path, "--json").json["digest"] for path in ("rest", trained)]
+    assert digests[0] == digests[1]
+
+
 # How it lasts.
 
 

@@ -1,9 +1,9 @@
 """Kills real trainings at every step and inside every commit, and resumes them.
 
 Run as a program: torch is imported once, every training is a forked child, so hundreds of deaths
-cost seconds. Prints one JSON object.
+cost seconds. Reads plans, a JSON object on a line each, and answers each with another.
 
-    python -m tests.recovery.forker WORK PLAN
+    python -m tests.recovery.forker < PLANS
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -71,7 +72,7 @@ def state_of(path: Path) -> dict[str, str]:
     # A round trained again tells again; the last word counts.
     hashes = {
         f"round {event['round']} of {event['cell']}": repr(
-            [event["steps"], event["images"], event["losses"]]
+            [event[key] for key in ("steps", "images", "losses", "spread", "augment")]
         )
         for event in rundir.events()
         if event["event"] == "round"
@@ -97,9 +98,9 @@ def state_of(path: Path) -> dict[str, str]:
     return hashes
 
 
-def main(work: Path, plan: dict) -> dict:
+def main(plan: dict) -> dict:
     """Every failpoint of the plan: killed there, resumed, compared with the undisturbed run."""
-    settings = config(**plan["sets"])
+    work, settings = Path(plan["work"]), config(**plan["sets"])
     reference = work / "reference"
     assert forked(lambda: start_run(settings, out=reference, watcher=Silent())) == 0
     wanted = state_of(reference)
@@ -126,4 +127,9 @@ def main(work: Path, plan: dict) -> dict:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(main(Path(sys.argv[1]), json.loads(sys.argv[2]))))  # noqa: T201
+    for line in sys.stdin:
+        try:
+            answer = main(json.loads(line))
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), flush=True)  # noqa: T201

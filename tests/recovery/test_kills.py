@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from manege.rundir import COMMIT_POINTS
 
-ROOT = Path(__file__).resolve().parents[2]
+from .conftest import Forker
+
 STEPS = 12
 
 EVERY_ROUND = {"checkpoints.every_rounds": "1"}
@@ -28,28 +27,66 @@ SCORED_POINTS = {
     "score.every_rounds": "1",
     "score.samples": "16",
 }
+NARROW = {
+    "networks.generator_width": "8",
+    "networks.discriminator_width": "4",
+    "networks.latent": "8",
+}
+BARE = NARROW | {"networks.discriminator_batchnorm": "false"}
+RESNET = NARROW | {"networks.kind": "resnet"}
+ADAPTIVE = {
+    "training.augment.kind": "adaptive",
+    "training.augment.every_steps": "1",
+    "training.augment.step": "0.3",
+    "training.augment.target": "0.01",
+    "training.optimiser.discriminator_lr": "0.05",  # Learns something by heart at once.
+}
 
 
-def run_plan(tmp_path: Path, sets: dict, failpoints: list[str], then: list[str] | None = None):
-    """What became of each failpoint's victim."""
-    plan = {"sets": sets, "failpoints": failpoints, "then": then or []}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.recovery.forker", str(tmp_path), json.dumps(plan)],
-        cwd=ROOT,
-        env=os.environ | {"MANEGE_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads(done.stdout)["results"]
-    assert [one["failpoint"] for one in results] == failpoints
-    return results
+def loss_and(loss: str, constraint: str = "none") -> dict[str, str]:
+    return {"training.loss": loss, "training.constraint.kind": constraint}
 
 
-def all_well(results: list, times_killed_again: int | None = 0) -> None:
+# Every loss, every constraint, and whatever else has a state or draws numbers of its own.
+SETTINGS = {
+    "bce, n_critic 2": {"training.loss": "bce", "training.n_critic": "2"},
+    "clip": {"training.constraint.kind": "clip"},
+    "mlp": {"networks.kind": "mlp", "training.batches_per_round": "2"},
+    "minimax, flips": NARROW | loss_and("minimax") | {"training.flip": "true"},
+    "least-squares, r1": BARE | loss_and("least-squares", "r1"),
+    "hinge, spectral": BARE | loss_and("hinge", "spectral"),
+    "relativistic, r1r2, ema": BARE | loss_and("relativistic", "r1r2") | {"training.ema": "0.9"},
+    "wasserstein, gp, attempts": BARE | loss_and("wasserstein", "gp") | {"training.attempts": "3"},
+    "adaptive augmentation": NARROW | loss_and("bce") | ADAPTIVE,
+    "resnet": RESNET | loss_and("hinge", "spectral"),
+    "single": NARROW | loss_and("bce") | {"method": "single"},
+    "conditional": NARROW | loss_and("bce") | {"method": "conditional"},
+    "conditional resnet, all of it": RESNET
+    | loss_and("relativistic", "r1")
+    | ADAPTIVE
+    | {
+        "method": "conditional",
+        "training.ema": "0.9",
+        "training.flip": "true",
+        "training.n_critic": "2",
+        "training.attempts": "3",
+        "training.optimiser.discriminator_lr": "0.002",
+    },
+}
+
+
+def run_plan(
+    forker: Forker, work: Path, sets: dict, failpoints: list[str], then: list[str] | None = None
+) -> dict[str, Any]:
+    """What became of the reference and of each failpoint's victim."""
+    told = forker({"work": str(work), "sets": sets, "failpoints": failpoints, "then": then or []})
+    assert [one["failpoint"] for one in told["results"]] == failpoints
+    return told
+
+
+def all_well(told: dict, times_killed_again: int | None = 0) -> None:
     """Every run was killed, resumed and ended in the same bits; None: killed again or not."""
+    results = told["results"]
     assert all(one["killed"] for one in results), results
     if times_killed_again is not None:
         assert all(one["killed_again"] == times_killed_again for one in results), results
@@ -58,40 +95,39 @@ def all_well(results: list, times_killed_again: int | None = 0) -> None:
 
 
 @pytest.mark.parametrize("saving", [EVERY_ROUND, EVERY_STEP], ids=["by round", "by step"])
-def test_killed_at_every_step_the_result_is_the_same_bits(tmp_path, saving):
-    all_well(run_plan(tmp_path, saving, [f"step@{n}" for n in range(1, STEPS + 1)]))
+def test_killed_at_every_step_the_result_is_the_same_bits(forker, tmp_path, saving):
+    all_well(run_plan(forker, tmp_path, saving, [f"step@{n}" for n in range(1, STEPS + 1)]))
 
 
-def test_killed_three_times_in_a_row_the_result_is_the_same_bits(tmp_path):
-    all_well(run_plan(tmp_path, EVERY_STEP, ["step@2", "step@5"], ["step@1", "step@3"]), 2)
+def test_killed_three_times_in_a_row_the_result_is_the_same_bits(forker, tmp_path):
+    plan = (EVERY_STEP, ["step@2", "step@5"], ["step@1", "step@3"])
+    all_well(run_plan(forker, tmp_path, *plan), 2)
 
 
-def test_killed_inside_every_part_of_a_commit_the_result_is_the_same_bits(tmp_path):
+def test_killed_inside_every_part_of_a_commit_the_result_is_the_same_bits(forker, tmp_path):
     points = [f"{point}@{n}" for point in COMMIT_POINTS for n in (1, 3)]
-    all_well(run_plan(tmp_path, EVERY_ROUND, points))
+    all_well(run_plan(forker, tmp_path, EVERY_ROUND, points))
 
 
-@pytest.mark.parametrize(
-    "sets",
-    [
-        {"training.loss": "bce", "training.n_critic": "2"},
-        {"training.constraint.kind": "clip"},
-        {"networks.kind": "mlp", "training.batches_per_round": "2"},
-    ],
-    ids=["bce, n_critic 2", "clip", "mlp"],
-)
-def test_other_settings_resume_to_the_same_bits_too(tmp_path, sets):
-    all_well(run_plan(tmp_path, EVERY_STEP | sets, ["step@1", "step@4"]))
+@pytest.mark.parametrize("name", SETTINGS)
+def test_other_settings_resume_to_the_same_bits_too(forker, tmp_path, name):
+    told = run_plan(forker, tmp_path, EVERY_STEP | SETTINGS[name], ["step@1", "step@4"])
+    all_well(told)
+    if "training.augment.kind" in SETTINGS[name]:
+        # It did adapt before the second death, so that something could go wrong.
+        first = next(value for key, value in told["reference"].items() if "round 1 of" in key)
+        assert float(re.search(r"'chance': ([\d.]+)", first)[1]) > 0
 
 
-def test_scored_and_averaged_runs_end_with_the_same_best_and_average_too(tmp_path):
+def test_scored_and_averaged_runs_end_with_the_same_best_and_average_too(forker, tmp_path):
     """Each of these deaths lies between two scores, or in a commit of a new average and best."""
     sets = EVERY_STEP | SCORED_POINTS
     steps = [f"step@{n}" for n in range(1, STEPS + 1, 2)]
-    all_well(run_plan(tmp_path, sets, steps + [f"{point}@4" for point in COMMIT_POINTS]))
+    all_well(run_plan(forker, tmp_path, sets, steps + [f"{point}@4" for point in COMMIT_POINTS]))
 
 
-def test_killed_round_a_last_score_off_the_schedule_the_result_is_the_same_bits(tmp_path):
+def test_killed_round_a_last_score_off_the_schedule_the_result_is_the_same_bits(forker, tmp_path):
     """Three rounds, scored every second: the fourth commit holds the last score."""
     sets = EVERY_ROUND | SCORED_POINTS | {"score.every_rounds": "2"}
-    all_well(run_plan(tmp_path, sets, ["step@5", *(f"{point}@4" for point in COMMIT_POINTS)]))
+    points = ["step@5", *(f"{point}@4" for point in COMMIT_POINTS)]
+    all_well(run_plan(forker, tmp_path, sets, points))

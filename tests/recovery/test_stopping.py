@@ -1,4 +1,8 @@
-"""Signals, locks, full disks, damaged files: real processes and real limits."""
+"""Signals, locks, full disks, damaged files: real processes and real limits.
+
+A command that nobody signals and no limit holds back runs in the test's own process: it need not
+import torch again, and its bits must be those of the others all the same.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,15 @@ import pytest
 
 from manege.rundir import RunDir
 from manege.sampler import run_config
+from tests.e2e.command import Done, run_here
 from tests.recovery.forker import state_of
 
-TINY = ["--classes", "3,7", "--limit-per-class", "40", "--batch", "20", "--sheet-every", "1000"]
+TINY = [
+    *("--classes", "3,7", "--limit-per-class", "40", "--batch", "20", "--sheet-every", "1000"),
+    *("--set", "networks.generator_width=16", "--set", "networks.discriminator_width=8"),
+]
+ROUNDS = 60
+"""Long enough for a signal to come in time."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,12 +54,20 @@ def _finish(process: subprocess.Popen) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def _wait_for(path: Path, event: str) -> None:
+def _run(*args: object) -> Done:
+    """The command in this process."""
+    done = run_here(*map(str, args), cwd=Path("/"))
+    assert "Traceback" not in done.err
+    return done
+
+
+def _wait_for(path: Path, event: str, after: int = 0) -> None:
+    """Until there are more of that event than `after`."""
     events = path / "events.jsonl"
-    for _ in range(1200):
-        if events.exists() and f'"event":"{event}"' in events.read_text():
+    for _ in range(3000):
+        if events.exists() and events.read_text().count(f'"event":"{event}"') > after:
             return
-        time.sleep(0.05)
+        time.sleep(0.02)
     raise AssertionError(f"no {event} in {path}")
 
 
@@ -59,17 +77,21 @@ def _events(path: Path, kind: str) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """An undisturbed run of 40 rounds; nobody writes there."""
+    """An undisturbed run in a process of its own; nobody writes there."""
     path = tmp_path_factory.mktemp("undisturbed") / "reference"
-    assert _finish(_start("train", "digits", *TINY, "--rounds", 40, "--out", path))[0] == 0
+    assert _finish(_start("train", "digits", *TINY, "--rounds", ROUNDS, "--out", path))[0] == 0
     return path
 
 
 def test_signals_save_and_stop_and_resume_goes_on_bit_for_bit(tmp_path, reference):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        path = tmp_path / number.name
-        process = _start("train", "digits", *TINY, "--rounds", 40, "--out", path, "--json")
-        _wait_for(path, "round")
+    path = tmp_path / "run"
+    begin = ("train", "digits", *TINY, "--rounds", ROUNDS, "--out", path, "--json")
+    for times, (number, command) in enumerate(
+        {signal.SIGINT: begin, signal.SIGTERM: ("resume", path, "--json")}.items()
+    ):
+        before = len(_events(path, "round")) if times else 0
+        process = _start(*command)
+        _wait_for(path, "round", after=before)
         process.send_signal(number)
         sent = time.monotonic()
         code, out, err = _finish(process)
@@ -77,18 +99,21 @@ def test_signals_save_and_stop_and_resume_goes_on_bit_for_bit(tmp_path, referenc
         assert code == 75
         assert json.loads(out)["state"] == "stopped"
         assert f"stopping on {number.name}" in err
-        (stopped,) = _events(path, "run_stopped")
-        saved = RunDir.open(path).commits("3" if (path / "checkpoints/3").exists() else "7")[0]
-        assert (saved.round_, saved.step) != (0, 0)
-        assert stopped["reason"] == number.name
-        assert _finish(_start("resume", path))[0] == 0
-        assert state_of(path) == state_of(reference)
+        stopped = _events(path, "run_stopped")
+        assert len(stopped) == times + 1
+        assert stopped[-1]["reason"] == number.name
+        cell = _events(path, "cell_started")[-1]["cell"]
+        saved = RunDir.open(path).commits(cell)[0]
+        told = _events(path, "commit")[-1]
+        assert (saved.round_, saved.step) == (told["round"], told["step"]) != (0, 0)
+    assert _run("resume", path).code == 0
+    assert state_of(path) == state_of(reference)
 
 
 def test_a_longer_total_gives_what_an_undivided_run_would(tmp_path, reference):
     path = tmp_path / "in-parts"
-    assert _finish(_start("train", "digits", *TINY, "--rounds", 11, "--out", path))[0] == 0
-    assert _finish(_start("resume", path, "--rounds", 40))[0] == 0
+    assert _run("train", "digits", *TINY, "--rounds", 11, "--out", path).code == 0
+    assert _run("resume", path, "--rounds", ROUNDS).code == 0
     ours, theirs = state_of(path), state_of(reference)
     extra = "samples/{}/round-000011.png"  # The sheet at the first end.
     assert {k: v for k, v in ours.items() if k not in (extra.format(3), extra.format(7))} == theirs
@@ -98,10 +123,10 @@ def test_a_second_process_on_the_same_run_is_refused(tmp_path):
     path = tmp_path / "run"
     first = _start("train", "digits", *TINY, "--rounds", 2000, "--out", path)
     _wait_for(path, "round")
-    code, out, err = _finish(_start("resume", path))
-    assert (code, out) == (2, "")
-    assert str(first.pid) in err
-    assert len(err.splitlines()) == 1
+    refused = _run("resume", path)
+    assert (refused.code, refused.out) == (2, "")
+    assert str(first.pid) in refused.err
+    assert len(refused.err.splitlines()) == 1
     first.send_signal(signal.SIGTERM)
     assert _finish(first)[0] == 75
 
@@ -109,16 +134,15 @@ def test_a_second_process_on_the_same_run_is_refused(tmp_path):
 def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, reference):
     path = tmp_path / "run"
     saving = ["--checkpoint-every", "7"]
-    done = _finish(_start("train", "digits", *TINY, *saving, "--rounds", 30, "--out", path))
-    assert done[0] == 0
+    assert _run("train", "digits", *TINY, *saving, "--rounds", 30, "--out", path).code == 0
     newest = path / "checkpoints/3" / RunDir.open(path).commits("3")[0].file
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)
-    code, _, err = _finish(_start("resume", path, "--rounds", 40))
-    assert code == 0
-    assert "warning" in err
-    assert newest.name in err
+    done = _run("resume", path, "--rounds", ROUNDS)
+    assert done.code == 0
+    assert "warning" in done.err
+    assert newest.name in done.err
     (warning,) = _events(path, "warning")
     assert warning["cell"] == "3"
     ours = state_of(path)
@@ -128,26 +152,29 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, reference)
 def test_a_full_disk_is_one_line_and_resume_works_after_space_is_made(tmp_path, reference):
     path = tmp_path / "run"
     saving = ["--checkpoint-every", "10"]
-    args = ("train", "digits", *TINY, *saving, "--rounds", 40, "--out", path)
+    args = ("train", "digits", *TINY, *saving, "--rounds", ROUNDS, "--out", path)
+    less = RunDir.open(reference).commits("3")[0].bytes // 4
 
     def small_files() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (less, less))
 
     # Warm the cache outside the limit: it is the run that meets the full disk.
     code, out, err = _finish(_start(*args, preexec_fn=small_files))
     assert (code, out) == (3, "")
     assert "checkpoints" in err.splitlines()[-1]
     assert RunDir.open(path).status()["state"] == "interrupted"
-    assert _finish(_start("resume", path))[0] == 0
+    assert _run("resume", path).code == 0
     assert state_of(path) == state_of(reference)
 
 
 def test_a_full_small_file_system_keeps_the_earlier_generation(tmp_path, reference):
     disk = tmp_path / "disk"
     disk.mkdir()
+    # Two generations, and not a third.
+    size = RunDir.open(reference).commits("3")[0].bytes * 27 // 10
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)],
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)],
         capture_output=True,
         check=False,
     )
@@ -156,15 +183,14 @@ def test_a_full_small_file_system_keeps_the_earlier_generation(tmp_path, referen
     try:
         path = disk / "run"
         saving = ["--checkpoint-every", "10"]
-        args = ("train", "digits", *TINY, *saving, "--rounds", 40, "--out", path)
-        code, out, err = _finish(_start(*args))
-        assert (code, out) == (3, "")
-        assert "no space left" in err.splitlines()[-1]
+        done = _run("train", "digits", *TINY, *saving, "--rounds", ROUNDS, "--out", path)
+        assert (done.code, done.out) == (3, "")
+        assert "no space left" in done.err.splitlines()[-1]
         kept = RunDir.open(path)
         (begun,) = kept.cells()
         assert kept.load(begun, identity=run_config(kept).identity()) is not None
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
-        assert _finish(_start("resume", path))[0] == 0
+        assert _run("resume", path).code == 0
         assert state_of(path) == state_of(reference)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -172,7 +198,7 @@ def test_a_full_small_file_system_keeps_the_earlier_generation(tmp_path, referen
 
 def test_a_class_that_turns_nan_fails_alone(tmp_path, reference):
     path = tmp_path / "run"
-    assert _finish(_start("train", "digits", *TINY, "--rounds", 11, "--out", path))[0] == 0
+    assert _run("train", "digits", *TINY, "--rounds", 11, "--out", path).code == 0
     rundir = RunDir.open(path)
     identity = run_config(rundir).identity()
     found = rundir.load("7", identity=identity)
@@ -185,7 +211,7 @@ def test_a_class_that_turns_nan_fails_alone(tmp_path, reference):
         tensors=found.tensors,
         meta=found.meta,
     )
-    code, out, err = _finish(_start("resume", path, "--rounds", 40, "--json"))
+    code, out, err = _finish(_start("resume", path, "--rounds", ROUNDS, "--json"))
     assert code == 4
     told = json.loads(out)
     assert told["state"] == "failed"
@@ -194,20 +220,20 @@ def test_a_class_that_turns_nan_fails_alone(tmp_path, reference):
     ours, theirs = state_of(path), state_of(reference)
     assert ours["3.safetensors"] == theirs["3.safetensors"]
     assert "7.safetensors" not in ours
-    code, _, err = _finish(_start("sample", path, "--label", 7, "-o", tmp_path / "a.png"))
-    assert code == 2
-    assert "missing from this model (failed: " in err
-    code, out, err = _finish(_start("sample", path, "-n", 8, "-o", tmp_path / "b.png", "--json"))
-    assert code == 0
-    assert json.loads(out)["labels"] == {"3": 8}
-    assert "missing from this model: '7' (failed: " in err
+    done = _run("sample", path, "--label", 7, "-o", tmp_path / "a.png")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "missing from this model (failed: " in done.err
+    done = _run("sample", path, "-n", 8, "-o", tmp_path / "b.png", "--json")
+    assert done.code == 0
+    assert done.json["labels"] == {"3": 8}
+    assert "missing from this model: '7' (failed: " in done.err
 
 
 def test_adding_a_class_changes_no_other(tmp_path, reference):
     path = tmp_path / "run"
     more = [*TINY]
     more[1] = "0,3,7"
-    assert _finish(_start("train", "digits", *more, "--rounds", 40, "--out", path))[0] == 0
+    assert _run("train", "digits", *more, "--rounds", ROUNDS, "--out", path).code == 0
     ours, theirs = state_of(path), state_of(reference)
     for label in ("3", "7"):
         assert ours[f"{label}.safetensors"] == theirs[f"{label}.safetensors"]
@@ -220,7 +246,7 @@ def test_a_budget_is_shared_out_evenly_and_survives_a_stop(tmp_path):
     time.sleep(1)
     process.send_signal(signal.SIGINT)
     assert _finish(process)[0] == 75
-    assert _finish(_start("resume", path))[0] == 0
+    assert _run("resume", path).code == 0
     spent = {event["cell"]: event for event in _events(path, "cell_finished")}
     assert {event["reason"] for event in spent.values()} == {"budget"}
     for event in spent.values():
@@ -230,24 +256,24 @@ def test_a_budget_is_shared_out_evenly_and_survives_a_stop(tmp_path):
 def test_somebody_elses_checkpoint_is_refused(tmp_path, reference):
     other = tmp_path / "other"
     args = ("train", "digits", *TINY, "--rounds", 2, "--seed", 9, "--out", other)
-    assert _finish(_start(*args))[0] == 0
+    assert _run(*args).code == 0
     shutil.rmtree(other / "checkpoints/3")
     shutil.copytree(reference / "checkpoints/3", other / "checkpoints/3")
-    code, out, err = _finish(_start("resume", other, "--rounds", 4))
-    assert (code, out) == (2, "")
-    assert "belongs to another run" in err
+    done = _run("resume", other, "--rounds", 4)
+    assert (done.code, done.out) == (2, "")
+    assert "belongs to another run" in done.err
 
 
 def test_a_checkpoint_of_other_pictures_is_refused(tmp_path, reference):
     other = tmp_path / "other"
     fewer = [*TINY]
     fewer[3] = "30"
-    assert _finish(_start("train", "digits", *fewer, "--rounds", 2, "--out", other))[0] == 0
+    assert _run("train", "digits", *fewer, "--rounds", 2, "--out", other).code == 0
     shutil.rmtree(other / "checkpoints/3")
     shutil.copytree(reference / "checkpoints/3", other / "checkpoints/3")
-    code, out, err = _finish(_start("resume", other, "--rounds", 60))
-    assert (code, out) == (2, "")
-    assert "class '3': its training pictures are not the ones" in err
+    done = _run("resume", other, "--rounds", 60)
+    assert (done.code, done.out) == (2, "")
+    assert "class '3': its training pictures are not the ones" in done.err
 
 
 def test_nothing_but_the_run_is_left_behind(reference):

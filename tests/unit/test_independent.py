@@ -14,10 +14,10 @@ from tests.generators import global_generators_left_alone
 
 from manege.api import start_run
 from manege.cell import Batch, CellState, kept_out, overfitting, train_step
-from manege.config import ALL, Method, partition, resolve
+from manege.config import ALL, partition, resolve
 from manege.data import Split, open_dataset
 from manege.errors import ConfigError
-from manege.methods import Independent, Step, independent
+from manege.methods import Independent, Step, independent, shares
 from manege.models import to_bytes
 from manege.rundir import RunDir
 
@@ -144,9 +144,9 @@ WHOLE = pytest.mark.parametrize("method_name", ["single", "conditional"])
 def test_all_the_data_are_one_cell(method_name):
     method, per_class = _method(f"method={method_name}"), _method()
     assert method.cells() == (ALL,)
-    counts = sum(one.train for one in method._dataset.classes)
+    counts = sum(one.train for one in method._shares.dataset.classes)
     assert method.steps_in_round(ALL) == -(-counts // 50)
-    digests = [per_class.data_digest(label) for label in method._dataset.labels]
+    digests = [per_class.data_digest(label) for label in method._shares.dataset.labels]
     wanted = hashlib.sha256("\n".join(digests).encode()).hexdigest()
     assert method.data_digest(ALL) == wanted
     fewer = _method(f"method={method_name}", "data.classes=[3, 7]")
@@ -162,17 +162,19 @@ def test_a_round_of_all_the_data_shows_every_picture(method_name):
         (batch,), _ = method._inputs(ALL, state)
         seen |= {one.tobytes() for one in to_bytes(batch.pictures)}
         state.step += 1
-    every = np.concatenate([method._dataset.pictures(label, Split.TRAIN) for label in ("3", "7")])
+    every = np.concatenate(
+        [method._shares.dataset.pictures(label, Split.TRAIN) for label in ("3", "7")]
+    )
     assert seen == {one.tobytes() for one in every}
 
 
 def test_the_networks_are_told_what_the_pictures_show():
     method = _method("method=conditional", "data.classes=[7, 3, 8]", "training.n_critic=2")
-    labels = method._dataset.labels
+    labels = method._shares.dataset.labels
     shown = {
         picture.tobytes(): number
         for number, label in enumerate(labels)
-        for picture in method._dataset.pictures(label, Split.TRAIN)
+        for picture in method._shares.dataset.pictures(label, Split.TRAIN)
     }
     state = method.init(ALL)
     assert state.pair.generator.network.embed.weight.shape[0] == 3
@@ -230,16 +232,16 @@ def test_a_conditional_pair_is_scored_on_labels_as_frequent_as_in_its_data(tmp_p
     method = Independent(
         config, open_dataset(config.data), CPU, lambda phase: nullcontext(), scorer
     )
-    train = {one.label: one.train for one in method._dataset.classes}
+    train = {one.label: one.train for one in method._shares.dataset.classes}
     assert train["0"] > 2 * train["1"]
     asked = []
-    generate = independent.generate
+    generate = shares.generate
 
     def watched(generator, z_BZ, labels_B=None):
         asked.extend(labels_B.tolist())
         return generate(generator, z_BZ, labels_B)
 
-    monkeypatch.setattr(independent, "generate", watched)
+    monkeypatch.setattr(shares, "generate", watched)
     method.judge(ALL, method.init(ALL))
     assert len(asked) == 200
     wanted = 200 * train["0"] / sum(train.values())
@@ -247,9 +249,15 @@ def test_a_conditional_pair_is_scored_on_labels_as_frequent_as_in_its_data(tmp_p
 
 
 def test_methods_and_parts():
-    assert partition(Method.PER_CLASS, ("a", "b")) == {"a": ("a",), "b": ("b",)}
-    for one in (Method.SINGLE, Method.CONDITIONAL):
-        assert partition(one, ("a", "b")) == {ALL: ("a", "b")}
+    def parts(**flags: object) -> dict[str, tuple[str, ...]]:
+        return partition(resolve(flags={"data.source": "digits", **flags}), ("a", "b"))
+
+    assert parts() == {"a": ("a",), "b": ("b",)}
+    for one in ("single", "conditional"):
+        assert parts(method=one) == {ALL: ("a", "b")}
+    grid = {"method": "cellular", "cellular.columns": 2}
+    assert list(parts(**grid, **{"cellular.rows": 2})) == ["0-0", "0-1", "1-0", "1-1"]
+    assert list(parts(method="cellular", **{"cellular.rows": 1, "cellular.columns": 1})) == [ALL]
 
 
 # Flips and augmentation.
@@ -272,7 +280,7 @@ def test_about_half_of_the_pictures_are_mirrored_and_no_others_touched():
 
 def test_pictures_kept_out_are_never_trained_on_and_all_others_are():
     method = _method(*ADAPTIVE)
-    pictures = method._dataset.pictures("3", Split.TRAIN)
+    pictures = method._shares.dataset.pictures("3", Split.TRAIN)
     kept = kept_out(len(pictures))
     assert kept == 8
     state, seen = method.init("3"), set()
@@ -298,7 +306,7 @@ def _watch_overfitting(monkeypatch, told: float = 1.0) -> list[tuple[Batch, Batc
 def test_overfitting_is_told_from_training_kept_and_drawn_pictures(monkeypatch):
     asked = _watch_overfitting(monkeypatch)
     method = _method(*ADAPTIVE)
-    pictures = method._dataset.pictures("3", Split.TRAIN)
+    pictures = method._shares.dataset.pictures("3", Split.TRAIN)
     list(method.advance("3", method.init("3")))
     assert len(asked) == 4
     for trained, kept, fakes in asked:
@@ -458,7 +466,7 @@ def test_samples_that_collapse_begin_the_round_again(monkeypatch):
     state = method.init("3")
     (*_, first) = method.advance("3", state)
     assert state.widest == first.spread > 0
-    real_spread = method._real_spread("3")
+    real_spread = method._shares.real_spread("3")
     assert real_spread > first.spread
     state.widest = 2.1 * real_spread
     told = []

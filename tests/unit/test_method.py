@@ -52,7 +52,7 @@ def _train(method: Independent, cell: str, rounds: int) -> np.ndarray:
 
 def test_the_longest_classes_come_first():
     method = _method()
-    counts = {one.label: one.train for one in method._dataset.classes}
+    counts = {one.label: one.train for one in method._shares.dataset.classes}
     in_order = [counts[cell] for cell in method.cells()]
     assert in_order == sorted(in_order, reverse=True)
     assert set(method.cells()) == {str(digit) for digit in range(10)}
@@ -147,7 +147,7 @@ def _scored(*sets: str) -> Independent:
     scoring = ["score.metric=kid", "score.every_rounds=1", "score.samples=16"]
     config = resolve(flags={"data.source": "digits"}, sets=[*small, *scoring, *sets])
     dataset = open_dataset(config.data)
-    parts = partition(config.method, dataset.labels)
+    parts = partition(config, dataset.labels)
     scorer = ClassScorer(config.score, random_space(8, 1), dataset, parts)
     return Independent(config, dataset, CPU, lambda phase: nullcontext(), scorer)
 

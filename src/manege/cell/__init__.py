@@ -3,8 +3,18 @@
 Owns what happens inside a cell. Knows no data source, neighbour, file, process or clock.
 """
 
+from manege.cell.arena import Arena, fitness
 from manege.cell.augmentation import adapted, kept_out, overfitting, probes
+from manege.cell.centre import Centre
+from manege.cell.evolution import (
+    draw_objective,
+    rate_at_batch,
+    rate_when_cloned,
+    tournament,
+)
 from manege.cell.individual import HEADER, Individual
+from manege.cell.mixture import Mixture, MixtureScorer, evolve, proportions, uniform
+from manege.cell.population import GridState
 from manege.cell.score import Best, Estimated, Judgement, Scorer, Weights
 from manege.cell.state import CellState, generator_with, new_pair, new_state
 from manege.cell.step import (
@@ -21,12 +31,17 @@ from manege.cell.watchdog import round_trouble, spread_of, step_trouble
 
 __all__ = [
     "HEADER",
+    "Arena",
     "Batch",
     "Best",
     "CellState",
+    "Centre",
     "Estimated",
+    "GridState",
     "Individual",
     "Judgement",
+    "Mixture",
+    "MixtureScorer",
     "Noise",
     "Pair",
     "Scorer",
@@ -34,16 +49,24 @@ __all__ = [
     "Weights",
     "adapted",
     "draw_noise",
+    "draw_objective",
+    "evolve",
+    "fitness",
     "generator_with",
     "kept_out",
     "new_pair",
     "new_state",
     "overfitting",
     "probes",
+    "proportions",
+    "rate_at_batch",
+    "rate_when_cloned",
     "round_trouble",
     "spread_of",
     "step_trouble",
+    "tournament",
     "train_step",
+    "uniform",
     "update_discriminator",
     "update_generator",
 ]

@@ -18,8 +18,19 @@ from torch.optim.adam import adam
 
 from manege.models import ALIGN, layout_of
 
-HEADER = ("steps", "learning_rate", "loss", "id", "parent", "origin")
-"""Adam steps taken, rate, index of the loss in use, and for lineage: own id, parent's, origin."""
+HEADER = (
+    "steps",
+    "learning_rate",
+    "loss",
+    "id",
+    "parent",
+    "origin",
+    "parent_origin",
+    "source",
+)
+"""Adam steps taken; rate; which objective it trains with (0: the run's loss); and for lineage the
+round it was born in, that of its parent (-1: none), the numbers of the cells both were born in,
+and of the cell whose centre was cloned."""
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -51,17 +62,25 @@ class Individual(Generic[Network]):
             slot.owner.register_buffer(slot.attribute, slot.of(self.record))
         self.parameters = list(network.parameters())
         self.learning_rate = 0.0
-        self._set_header("parent", -1)
+        self.set_header("parent", -1)
 
     @property
     def steps(self) -> int:
         """Adam steps taken."""
-        return int(self._header[HEADER.index("steps")].item())
+        return int(self.header("steps"))
 
     def set_learning_rate(self, rate: float) -> None:
         """Use `rate` from the next step on."""
-        self._set_header("learning_rate", rate)
+        self.set_header("learning_rate", rate)
         self._read_header()
+
+    def header(self, field: str) -> float:
+        """One of `HEADER`."""
+        return self._header[HEADER.index(field)].item()
+
+    def set_header(self, field: str, value: float) -> None:
+        """Write one of `HEADER`; the record is float32, so whole numbers below 2²⁴ are exact."""
+        self._header[HEADER.index(field)] = value
 
     def zero_gradients(self) -> None:
         """Forget the gradients without letting go of their storage."""
@@ -126,12 +145,9 @@ class Individual(Generic[Network]):
     def __deepcopy__(self, memo: object) -> Self:
         raise TypeError("deepcopy would tear the views apart; build another and copy_from()")
 
-    def _set_header(self, field: str, value: float) -> None:
-        self._header[HEADER.index(field)] = value
-
     def _read_header(self) -> None:
         # Cached: reading it from the record each step would make a GPU wait.
-        self.learning_rate = self._header[HEADER.index("learning_rate")].item()
+        self.learning_rate = self.header("learning_rate")
 
 
 def _require_view(what: str, tensor: Tensor | None, view: Tensor) -> None:

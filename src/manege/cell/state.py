@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manege.cell.centre import Centre
 from manege.cell.individual import Individual
 from manege.cell.score import Best, Judgement, Weights
 from manege.cell.step import Pair
@@ -186,6 +187,16 @@ class CellState:
             averaged, augment, overfit = counters["good"]
             kept = {name: arrays[f"good {name}"] for name in self._changing()}
             self.good = Good(kept, int(averaged), float(augment), float(overfit))
+
+    def published(self, round_: int) -> Centre:
+        """The pair as it stands; it keeps no earlier one, for nobody waits for it."""
+        generator, discriminator = self.pair.generator, self.pair.discriminator
+        return Centre(
+            round_,
+            generator.to_numpy().copy(),
+            discriminator.to_numpy().copy(),
+            moments=np.zeros(0),
+        )
 
     def _changing(self) -> dict[str, np.ndarray]:
         """All that training changes; on a CPU views."""

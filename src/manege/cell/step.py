@@ -15,6 +15,7 @@ from torch import Tensor
 from manege.cell.individual import Individual
 from manege.config import (
     ClipConstraint,
+    Objective,
     PenaltyConstraint,
     R1Constraint,
     R1R2Constraint,
@@ -34,6 +35,7 @@ from manege.models import (
     draw_changes,
     generator_loss,
     gradient_penalty,
+    objective_loss,
     sharpen_,
     squared_gradients,
 )
@@ -178,8 +180,14 @@ def _penalty_between(pair: Pair, batch: Batch, fakes: Tensor, noise: Noise) -> T
     return gradient_penalty(squared_gradients(value_B, between))
 
 
-def update_generator(pair: Pair, batch: Batch, noise: Noise, training: Training) -> Tensor:
-    """The generator's loss before its update."""
+def update_generator(
+    pair: Pair,
+    batch: Batch,
+    noise: Noise,
+    training: Training,
+    objective: Objective | None = None,
+) -> Tensor:
+    """The generator's loss before its update: the run's loss, or an objective of its own."""
     pair.generator.zero_gradients()
     # The discriminator passes the gradient on but learns nothing: its weights want none.
     pair.discriminator.network.requires_grad_(requires_grad=False)
@@ -190,7 +198,10 @@ def update_generator(pair: Pair, batch: Batch, noise: Noise, training: Training)
     if compares(training.loss):
         reals = _augmented(batch.pictures, noise.real_changes)
         real_B = pair.discriminator.network(reals, noise.real_factors_BW, labels_B)
-    loss = generator_loss(training.loss, fake_B, real_B)
+    if objective is None:
+        loss = generator_loss(training.loss, fake_B, real_B)
+    else:
+        loss = objective_loss(objective, fake_B)
     loss.backward()
     pair.discriminator.network.requires_grad_(requires_grad=True)
     _adam(pair.generator, training)

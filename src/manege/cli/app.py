@@ -16,6 +16,7 @@ from manege.errors import (
     EXIT_FAILED_CELL,
     EXIT_FINE,
     EXIT_STOPPED,
+    ConfigError,
 )
 from manege.version import __version__
 
@@ -57,9 +58,21 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="per-class (a pair for each label), single (one for all, labels unseen) or "
-            "conditional (one for all, told the labels)."
+            help="per-class (a pair for each label), single (one for all, labels unseen), "
+            "conditional (one for all, told the labels) or cellular (a grid that coevolves)."
         ),
+    ] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option(help="Rows x columns of a cellular run: 3x3.", metavar="ROWSxCOLUMNS"),
+    ] = None,
+    neighbourhood: Annotated[
+        str | None,
+        typer.Option(help="Whom a grid's cells hear: five, nine, ring or isolated."),
+    ] = None,
+    data_fraction: Annotated[
+        float | None,
+        typer.Option(help="The part of the pictures that each cell of a grid sees: 0.25."),
     ] = None,
     preset: Annotated[
         str | None,
@@ -174,6 +187,9 @@ def train(
             "score.every_rounds": score_every,
             "sheets.every_rounds": sheet_every,
             **_checkpoint_every(checkpoint_every),
+            **_grid(grid),
+            "cellular.neighbourhood.kind": neighbourhood,
+            "cellular.data_fraction": data_fraction,
         },
         sets=sets or (),
     )
@@ -241,13 +257,21 @@ def sample(
     weights: Annotated[
         str | None, typer.Option(help="Labels by these weights: cat=3,dog=1.")
     ] = None,
+    mixing: Annotated[
+        str,
+        typer.Option(
+            help="How a mixture's generators share its pictures: exact (each within one picture of "
+            "its weight's share) or independent (each picture's generator by chance, as in a "
+            "random sample)."
+        ),
+    ] = "exact",
     seed: Annotated[int, typer.Option(help="Same seed, same pictures.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
     json_: Json = False,
 ) -> None:
     """Draw pictures from a run or a model; labels by p(y) unless told otherwise."""
-    from manege.cli.samples import check_device, check_free, parse_weights, write
+    from manege.cli.samples import check_device, check_free, parse_weights, recipe_of, write
 
     check_free(out, force=force)
     check_device(device)
@@ -261,6 +285,7 @@ def sample(
         label=label,
         balanced=balanced,
         weights=chosen,
+        mixing=mixing,
         seed=seed,
         device_name=device,
         progress=counter("drawn"),
@@ -273,7 +298,7 @@ def sample(
     # A balanced sheet has a row for each label where they come out even.
     each, left = divmod(count, len(opened.labels))
     columns = each if balanced and not left and each <= _WIDEST_SHEET else None
-    recipe = {"model": opened.digest, "seed": str(seed)}
+    recipe = recipe_of(opened, seed, mixing)
     files = write(drawn, out, recipe, columns)
     if json_:
         counts = {name: drawn.labels.count(name) for name in opened.labels}
@@ -318,6 +343,26 @@ def _checkpoint_every(text: str | None) -> dict[str, Any]:
     return {"checkpoints.every_rounds" if text.isdigit() else "checkpoints.every_s": text}
 
 
+def _show_profile(run: Any) -> None:
+    """Where a grid's time went."""
+    from manege.profile import profile
+    from manege.rundir import RunDir
+
+    found = profile(RunDir.open(run.path).events())
+    for line in found.lines() if found else ():
+        say(f"  {line}")
+
+
+def _grid(text: str | None) -> dict[str, Any]:
+    """`3x4` is three rows of four cells."""
+    if text is None:
+        return {}
+    rows, times, columns = text.lower().partition("x")
+    if not (times and rows.isdigit() and columns.isdigit()):
+        raise ConfigError(f"--grid {text!r}: expected rows x columns, as in --grid 3x3")
+    return {"cellular.rows": int(rows), "cellular.columns": int(columns)}
+
+
 def _report(run: Any, *, as_json: bool) -> None:
     """Print how the run ended; exit with its code."""
     from manege.progress import duration
@@ -341,11 +386,14 @@ def _report(run: Any, *, as_json: bool) -> None:
         say(f"stopped and saved; go on with: manege resume {shlex.quote(str(run.path))}")
     else:
         say(f"{outcome.state} in {duration(outcome.seconds)}: {run.path}")
+        _show_profile(run)
         if has_model:
             say(f"  model   {run.path / 'model'}")
             say(f"  sheet   {sheet}")
             say(f"  draw    manege sample {shlex.quote(str(run.path))} -n 64 -o samples.png")
+    on_grid = run.config.cellular is not None
+    what = "cell {!r} failed and stays as it was" if on_grid else "class {!r} failed and is missing"
     for cell, reason in outcome.failed.items():
-        sys.stderr.write(f"manege: class {cell!r} failed and is missing: {reason}\n")
+        sys.stderr.write(f"manege: {what.format(cell)}: {reason}\n")
     codes = {"stopped": EXIT_STOPPED, "failed": EXIT_FAILED_CELL}
     raise typer.Exit(codes.get(outcome.state, EXIT_FINE))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from manege.cli.output import emit_json, say
 
 if TYPE_CHECKING:
-    from manege.sampler import Model
+    from manege.sampler import Component, Model
 
 app = typer.Typer(help="Look into models, join them, take classes out.", no_args_is_help=True)
 
@@ -69,7 +70,10 @@ def drop(
 
 def report(model: Model, path: Path, *, as_json: bool) -> None:
     """Print what a model is."""
-    probabilities = model.probabilities
+    labels = [
+        {"label": label, "p": p, **_origin(model.components_of(label))}
+        for label, p in model.probabilities.items()
+    ]
     if as_json:
         emit_json(
             {
@@ -77,21 +81,35 @@ def report(model: Model, path: Path, *, as_json: bool) -> None:
                 "digest": model.digest,
                 "size": model.shape.size,
                 "channels": model.shape.channels,
-                "labels": [
-                    {"label": c.label, "p": probabilities[c.label], "trained": dict(c.trained)}
-                    for c in model.components
-                ],
+                "labels": labels,
                 "missing": dict(model.missing),
             }
         )
         return
     say(f"{path}: {len(model.labels)} classes, {model.shape.size}x{model.shape.size}, ", end="")
     say(f"{'grey' if model.shape.channels == 1 else 'colour'}, digest {model.digest}")
-    for component in model.components:
-        trained = component.trained
-        say(
-            f"  {component.label:20} p {probabilities[component.label]:.4f}  "
-            f"{trained.get('rounds', '?')} rounds, preset {trained.get('preset', '?')}"
-        )
+    for entry in labels:
+        mixture = entry.get("mixture", [])
+        what = f"a mixture of {len(mixture)}" if mixture else _training(entry["trained"])
+        say(f"  {entry['label']:20} p {entry['p']:.4f}  {what}")
+        for one in mixture:
+            say(f"    cell {one['cell']:13} w {one['weight']:.4f}  {_training(one['trained'])}")
     for label, reason in model.missing.items():
         say(f"  {label:20} missing: {reason}")
+
+
+def _origin(components: Sequence[Component]) -> dict[str, Any]:
+    """How a label's generator was trained; of a mixture, each one's cell and weight too."""
+    if components[0].cell is None:
+        return {"trained": dict(components[0].trained)}
+    total = sum(component.weight for component in components)
+    return {
+        "mixture": [
+            {"cell": one.cell, "weight": one.weight / total, "trained": dict(one.trained)}
+            for one in components
+        ]
+    }
+
+
+def _training(trained: Mapping[str, Any]) -> str:
+    return f"{trained.get('rounds', '?')} rounds, preset {trained.get('preset', '?')}"

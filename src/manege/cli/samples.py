@@ -19,7 +19,7 @@ from manege.files import blaming, write_atomic
 from manege.rundir import cell_folder
 
 if TYPE_CHECKING:
-    from manege.sampler import Samples
+    from manege.sampler import Model, Samples
 
 MANIFEST = "manifest.json"
 _LONGEST_NAME = 255
@@ -91,6 +91,12 @@ def parse_weights(text: str | None) -> dict[str, float] | None:
             raise ConfigError(f"--weights {text!r}: {label.strip()!r} stands twice; name it once")
         weights[label.strip()] = weight
     return weights
+
+
+def recipe_of(model: Model, seed: int, mixing: str) -> dict[str, str]:
+    """What a picture comes from, beside its label and index; mixing where there is a mixture."""
+    recipe = {"model": model.digest, "seed": str(seed)}
+    return {**recipe, "mixing": mixing} if model.mixed else recipe
 
 
 def write(

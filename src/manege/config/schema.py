@@ -10,18 +10,20 @@ import hashlib
 import json
 import re
 from enum import StrEnum
+from itertools import product
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+
+from manege.config.cellular import Cellular
+from manege.config.section import Positive, Section
 
 SMALLEST_CLASS = 8
 """Fewer pictures of a label than this cannot be trained on."""
@@ -46,6 +48,8 @@ class Method(StrEnum):
     """One pair for all the data, labels unseen."""
     CONDITIONAL = "conditional"
     """One pair for all the data, told the labels."""
+    CELLULAR = "cellular"
+    """A grid of pairs that coevolve, each with all the data or a part of it."""
 
 
 class Loss(StrEnum):
@@ -118,14 +122,7 @@ Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_in
 Label = Annotated[str, BeforeValidator(_label), Field(min_length=1)]
 Side = Annotated[int, AfterValidator(_side)]
 Rate = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 EvenWidth = Annotated[int, Field(ge=2, le=4096, multiple_of=2)]
-
-
-class Section(BaseModel):
-    """A frozen part of the configuration that refuses unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 class DataConfig(Section):
@@ -334,11 +331,15 @@ ALL = "all"
 """The key of the one cell that sees all the data."""
 
 
-def partition(method: Method, labels: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The method's cells, and the labels each sees the pictures of."""
-    if method is Method.PER_CLASS:
+def partition(config: RunConfig, labels: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The run's cells, and the labels each sees the pictures of."""
+    if config.method is Method.PER_CLASS:
         return {label: (label,) for label in labels}
-    return {ALL: labels}
+    grid = config.cellular
+    if grid is None or grid.rows * grid.columns == 1:
+        return {ALL: labels}  # A grid of one cell is one GAN.
+    places = product(range(grid.rows), range(grid.columns))
+    return {f"{row}-{column}": labels for row, column in places}
 
 
 class RunConfig(Section):
@@ -362,6 +363,8 @@ class RunConfig(Section):
     checkpoints: Checkpoints = Checkpoints()
     sheets: Sheets = Sheets()
     score: Score = Score()
+    cellular: Cellular | None = None
+    """The grid; of the cellular method alone."""
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
@@ -384,6 +387,8 @@ class RunConfig(Section):
             return (
                 "training: points have no pixels to move or to mirror; leave augment and flip out"
             )
+        if (problem := self._not_cellular()) is not None:
+            return problem
         kind, loss = self.training.constraint.kind, self.training.loss
         if kind == "clip" and loss is not Loss.WASSERSTEIN:
             return (
@@ -403,6 +408,36 @@ class RunConfig(Section):
             )
         return None
 
+    def _not_cellular(self) -> str | None:
+        """Why the settings make no sense on a grid, or a grid none with them; or None."""
+        training, grid = self.training, self.cellular
+        if grid is None:
+            if self.method is Method.CELLULAR:
+                return "cellular: null, and the method is cellular; use --preset cellular-paper"
+            return None
+        if self.method is not Method.CELLULAR:
+            return f"cellular: only --method cellular has a grid, and the method is {self.method}"
+        if training.n_critic > 1:
+            return "training.n_critic: a grid's discriminators skip batches: use cellular.skip"
+        if training.ema or training.augment.kind != "none":
+            return (
+                "training: ema and augment belong to one pair's history, and on a grid pairs move "
+                "from cell to cell; set ema=0 and augment none"
+            )
+        if self.score.metric is not ScoreMetric.NONE:
+            return "score.metric: on a grid mixtures are scored, by cellular.mixture.metric"
+        if grid.objectives and training.loss is not Loss.BCE:
+            return (
+                f"cellular.objectives: discriminators then train under bce, and the loss is "
+                f"{training.loss}; set training.loss=bce"
+            )
+        return None
+
+    @property
+    def scored(self) -> bool:
+        """Whether training looks at pictures through a feature network."""
+        return self.score.metric is not ScoreMetric.NONE or self.cellular is not None
+
     def identity(self) -> str:
         """Digest of what decides the arithmetic: two runs that share it compute the same bits.
 
@@ -419,6 +454,7 @@ class RunConfig(Section):
                 "training": True,
                 "score": True,
                 "data": {"size", "channels"},
+                **({} if self.cellular is None else {"cellular": True}),
             },
         )
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from manege.config.presets import DEFAULT_PRESET, PRESETS
+from manege.config.presets import DEFAULT_CELLULAR_PRESET, DEFAULT_PRESET, PRESETS
 from manege.config.problems import expected_one_of, join_problems, tell
-from manege.config.schema import DataConfig, RunConfig
+from manege.config.schema import DataConfig, Method, RunConfig
 from manege.errors import ConfigError
 
 MAX_FILE_BYTES = 1_000_000
@@ -32,7 +32,7 @@ def resolve(
     """The configuration made of all sources, each overriding the ones before it.
 
     Args:
-        preset: its name; else the one the file names, else the default.
+        preset: its name; else the one the file names, else the default of the method.
         file: a YAML file.
         flags: dotted keys to values; those that are None were not given.
         sets: ``dotted.key=value`` texts, the value read as YAML.
@@ -50,13 +50,17 @@ def resolve(
         except ConfigError as error:
             problems.append(str(error))
 
-    named = (preset, over.pop("preset", None), from_file.get("preset"), DEFAULT_PRESET)
+    given = _merge(from_file, over)
+    on_grid = given.get("method") == Method.CELLULAR
+    default = DEFAULT_CELLULAR_PRESET if on_grid else DEFAULT_PRESET
+    named = (preset, over.pop("preset", None), from_file.get("preset"), default)
     name = next(one for one in named if one is not None)
     if not isinstance(name, str) or name not in PRESETS:
         problems.append(f"preset: found {name!r}, {expected_one_of(PRESETS, str(name))}")
-        name = DEFAULT_PRESET
-    given = _merge(from_file, over)
+        name = default
     merged = _merge(_defaults(), _merge(PRESETS[name][1], {**given, "preset": name}))
+    if merged["method"] != Method.CELLULAR and "cellular" not in given:
+        merged["cellular"] = None  # A control of a grid: its preset without the grid.
     if given.get("budget_s") is not None and "rounds" not in given:
         merged["rounds"] = None  # The preset's length must not cut a budget the user asked for.
     return _validate(merged, problems, where=str(file) if file else "configuration")

@@ -9,12 +9,10 @@ A round is one pass over a cell's pictures.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from manege.cell import (
     Batch,
@@ -22,29 +20,22 @@ from manege.cell import (
     Judgement,
     Noise,
     Scorer,
-    Streams,
     adapted,
-    draw_noise,
     generator_with,
-    kept_out,
     new_state,
     overfitting,
     probes,
     round_trouble,
-    spread_of,
     step_trouble,
     train_step,
 )
-from manege.config import AdaptiveAugment, RunConfig, partition, stream
-from manege.config import Method as MethodName
-from manege.data import Dataset, Split, batch_at, batches_in, round_order
-from manege.methods.method import Step, Timer
-from manege.models import Generator, PictureShape, generate, to_floats
+from manege.config import AdaptiveAugment, RunConfig, stream
+from manege.data import Dataset
+from manege.methods.method import Inbox, Step, Timer
+from manege.methods.shares import Shares
+from manege.models import generate, to_floats
 
-_CHUNK = 64
-"""Pictures drawn at once."""
-_WATCHED = 32
-"""Samples whose spread tells of a collapse."""
+NOBODY: Inbox = {}
 
 
 class Independent:
@@ -59,40 +50,37 @@ class Independent:
         scorer: Scorer | None = None,
     ) -> None:
         self._config = config
-        self._dataset = dataset
         self._device = device
         self._timer = timer
         self._scorer = scorer
-        self._shape = PictureShape(dataset.size, dataset.channels)
-        self._parts = partition(config.method, dataset.labels)
-        conditional = config.method is MethodName.CONDITIONAL
-        self._num_labels = len(dataset.labels) if conditional else 0
-        self._opened: dict[str, _Part] = {}
+        self._shares = Shares(config, dataset, device)
 
     def cells(self) -> tuple[str, ...]:
         """All cells' keys, those with most pictures first."""
-        counts = {one.label: one.train for one in self._dataset.classes}
-        sizes = {cell: sum(counts[one] for one in labels) for cell, labels in self._parts.items()}
-        return tuple(sorted(sizes, key=lambda cell: -sizes[cell]))
+        return self._shares.cells()
 
     def init(self, cell: str) -> CellState:
         """The untrained cell."""
-        return new_state(self._config, cell, self._shape, self._device, self._num_labels)
+        shares = self._shares
+        return new_state(self._config, cell, shares.shape, self._device, shares.num_labels)
 
     def data_digest(self, cell: str) -> str:
         """Digest of the pictures a cell trains on."""
-        digests = [self._dataset.digest(label, Split.TRAIN) for label in self._parts[cell]]
-        if len(digests) == 1:
-            return digests[0]
-        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+        return self._shares.digest(cell)
 
     def steps_in_round(self, cell: str) -> int:
         """Generator updates in one round."""
-        training = self._config.training
-        batches = training.batches_per_round or batches_in(self._part(cell).count, training.batch)
-        return -(-batches // training.n_critic)
+        return -(-self._shares.batches_in_round(cell) // self._config.training.n_critic)
 
-    def advance(self, cell: str, state: CellState) -> Iterator[Step]:
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Every cell for itself."""
+        return tuple((cell,) for cell in self.cells())
+
+    def neighbours(self, cell: str, round_: int) -> tuple[str, ...]:
+        """Nobody."""
+        return ()
+
+    def advance(self, cell: str, state: CellState, inbox: Inbox = NOBODY) -> Iterator[Step]:
         """Train a round, from where `state` stands to its end; again from its start if it fails."""
         training, steps = self._config.training, self.steps_in_round(cell)
         if training.attempts > 1:
@@ -102,8 +90,9 @@ class Independent:
             done, round_, spread = state.step, state.round_ + 1, 0.0
             trouble = step_trouble(state)
             if trouble is None and done == steps and training.attempts > 1:
-                spread = self._spread(cell, state)
-                trouble = round_trouble(state, steps, spread, self._real_spread(cell))
+                with self._timer("watch"):
+                    spread = self._shares.spread(cell, state.pair.generator.network)
+                trouble = round_trouble(state, steps, spread, self._shares.real_spread(cell))
             if trouble is not None:
                 state.roll_back()
                 yield Step(round_, done, steps, images, trouble=trouble)
@@ -163,67 +152,23 @@ class Independent:
         with self._timer("score"):
             for which, body in state.bodies().items():
                 generator = generator_with(
-                    self._config.networks, self._shape, body, self._num_labels
+                    self._config.networks, self._shares.shape, body, self._shares.num_labels
                 )
                 # The same latents each time: what changes the score is the generator alone.
-                drawn = self._draw(cell, generator, "score", self._config.score.samples)
+                drawn = self._shares.draw(cell, generator, "score", self._config.score.samples)
                 scores[which] = self._scorer.score(cell, drawn)
         return Judgement(state.round_, scores)
 
     def sheet(self, cell: str, state: CellState) -> np.ndarray:
         """Pictures of the cell at latents that never change over a run."""
-        count = self._config.sheets.pictures
-        in_turn = np.sort(np.arange(count) % self._num_labels) if self._num_labels else None
-        return self._draw(cell, state.pair.generator.network, "sheet", count, in_turn)
-
-    def _draw(
-        self,
-        cell: str,
-        generator: Generator,
-        purpose: str,
-        count: int,
-        labels_N: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Pictures at latents that depend on the cell and the purpose alone.
-
-        Their labels are as frequent as in the cell's data, with which scores compare them, unless
-        some are given.
-        """
-        rng = stream(self._config.seed, cell=cell, purpose=purpose)
-        z_NZ = rng.standard_normal((count, generator.latent), dtype=np.float32)
-        labels = self._part(cell).labels
-        if labels is not None and labels_N is None:
-            rows = np.linspace(0, len(labels) - 1, count).astype(np.int64)
-            labels_N = labels.numpy()[rows]  # They lie there label after label.
-        chunks = [
-            generate(
-                generator,
-                z_NZ[k : k + _CHUNK],
-                None if labels_N is None else labels_N[k : k + _CHUNK],
-            )
-            for k in range(0, count, _CHUNK)
-        ]
-        return np.concatenate(chunks)
-
-    def _spread(self, cell: str, state: CellState) -> float:
-        with self._timer("watch"):
-            drawn = self._draw(cell, state.pair.generator.network, "spread", _WATCHED)
-            return spread_of(to_floats(torch.from_numpy(drawn)))
-
-    def _real_spread(self, cell: str) -> float:
-        part = self._part(cell)
-        if part.spread is None:
-            # Spread out over the part, which lies there class after class.
-            rows = np.linspace(0, part.count - 1, _WATCHED).astype(np.int64)
-            part.spread = spread_of(to_floats(part.pictures[torch.from_numpy(rows)]))
-        return part.spread
+        return self._shares.sheet(cell, state.pair.generator.network)
 
     def _overfitting(self, cell: str, state: CellState) -> float:
-        part = self._part(cell)
-        kept = probes(part.kept_pictures, part.kept_labels)
+        shares, share = self._shares, self._shares.of(cell)
+        kept = probes(share.kept_pictures, share.kept_labels)
         rng = stream(self._config.seed, cell=cell, purpose="probes")
-        rows = torch.from_numpy(rng.permutation(part.count)[: len(kept.pictures)])
-        trained = Batch(part.pictures[rows], None if part.labels is None else part.labels[rows])
+        rows = torch.from_numpy(rng.permutation(share.count)[: len(kept.pictures)])
+        trained = Batch(share.pictures[rows], None if share.labels is None else share.labels[rows])
         z_BZ = rng.standard_normal(
             (len(kept.pictures), state.pair.generator.network.latent), dtype=np.float32
         )
@@ -233,104 +178,18 @@ class Independent:
         return overfitting(
             state.pair,
             *(
-                Batch(to_floats(one.pictures.to(self._device)), self._on_device(one.labels_B))
+                Batch(to_floats(one.pictures.to(self._device)), shares.on_device(one.labels_B))
                 for one in batches
             ),
         )
 
-    def _part(self, cell: str) -> _Part:
-        """The cell's pictures, opened once; no other cell's files are touched."""
-        if cell not in self._opened:
-            labels = self._parts[cell]
-            blocks = [torch.from_numpy(self._dataset.pictures(one, Split.TRAIN)) for one in labels]
-            numbers = [self._dataset.labels.index(one) for one in labels]
-            self._opened[cell] = _Part(
-                blocks,
-                numbers if self._num_labels else None,
-                keeps=isinstance(self._config.training.augment, AdaptiveAugment),
-            )
-        return self._opened[cell]
-
     def _inputs(self, cell: str, state: CellState) -> tuple[list[Batch], list[Noise]]:
         """The real batches and the noise of the next step, functions of the cell's place alone."""
-        seed, training, part = self._config.seed, self._config.training, self._part(cell)
-        place = {"round_": state.round_ + 1, "attempt": state.attempt}
+        n_critic = self._config.training.n_critic
         with self._timer("data"):
-            order = part.order(seed, cell, **place)
-            streams = Streams(
-                *(
-                    stream(seed, cell=cell, purpose=purpose, step=state.step, **place)
-                    for purpose in Streams._fields
-                )
-            )
-            first = state.step * training.n_critic
-            reals = []
-            for number in range(first, first + training.n_critic):
-                rows = torch.from_numpy(batch_at(order, number, training.batch))
-                pictures = to_floats(part.pictures[rows].to(self._device))
-                if training.flip:
-                    pictures = _flipped(pictures, streams.flips)
-                labels = None if part.labels is None else part.labels[rows]
-                reals.append(Batch(pictures, self._on_device(labels)))
-            noise = [
-                draw_noise(
-                    state.pair,
-                    len(reals[0].pictures),
-                    streams,
-                    training,
-                    state.augment,
-                    self._shape,
-                )
-                for _ in range(training.n_critic + 1)
-            ]
+            streams = self._shares.streams(cell, state)
+            first = state.step * n_critic
+            reals = self._shares.reals(cell, state, range(first, first + n_critic), streams)
+            size = len(reals[0].pictures)
+            noise = [self._shares.noise(state, size, streams) for _ in range(n_critic + 1)]
         return reals, noise
-
-    def _on_device(self, labels: Tensor | None) -> Tensor | None:
-        return None if labels is None else labels.to(self._device)
-
-
-class _Part:
-    """A cell's share of the data: what it trains on, and what it keeps out to tell overfitting."""
-
-    def __init__(self, blocks: list[Tensor], numbers: list[int] | None, *, keeps: bool) -> None:
-        """From a block of pictures for each label, and the labels' numbers where they count."""
-        # A class's pictures lie in the order of a hash, so its last ones are a fair sample.
-        ends = [len(block) - (kept_out(len(block)) if keeps else 0) for block in blocks]
-        trained = [block[:end] for block, end in zip(blocks, ends, strict=True)]
-        kept = [block[end:] for block, end in zip(blocks, ends, strict=True)]
-        self.pictures = _joined(trained)
-        self.kept_pictures = _joined(kept)
-        self.labels = _numbered(trained, numbers)
-        self.kept_labels = _numbered(kept, numbers)
-        self.spread: float | None = None
-        self._order: tuple[tuple[int, int], np.ndarray] | None = None
-
-    @property
-    def count(self) -> int:
-        """Pictures trained on."""
-        return len(self.pictures)
-
-    def order(self, seed: int, cell: str, *, round_: int, attempt: int) -> np.ndarray:
-        """The order of a round, drawn once."""
-        if self._order is None or self._order[0] != (round_, attempt):
-            drawn = round_order(self.count, seed=seed, cell=cell, round_=round_, attempt=attempt)
-            self._order = (round_, attempt), drawn
-        return self._order[1]
-
-
-def _joined(blocks: list[Tensor]) -> Tensor:
-    """One block stays the mapped file it is."""
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
-
-
-def _numbered(blocks: list[Tensor], numbers: list[int] | None) -> Tensor | None:
-    if numbers is None:
-        return None
-    lengths = torch.tensor([len(block) for block in blocks])
-    return torch.repeat_interleave(torch.tensor(numbers), lengths)
-
-
-def _flipped(pictures_BCSS: Tensor, rng: np.random.Generator) -> Tensor:
-    """About half of the pictures mirrored."""
-    mirrored_B = torch.from_numpy(rng.random(len(pictures_BCSS)) < 0.5).to(pictures_BCSS.device)
-    return torch.where(mirrored_B[:, None, None, None], pictures_BCSS.flip(3), pictures_BCSS)

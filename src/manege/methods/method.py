@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from manege.cell import CellState, Judgement
+from manege.cell import Best, Centre, Judgement
 
 Timer = Callable[[str], AbstractContextManager[None]]
 """`with timer("train"):` measures a phase."""
+
+Inbox = Mapping[str, Centre]
+"""The neighbours' centres of the round before, by their cells."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +40,75 @@ class Step:
     """With the last step: mean distance between samples, where it is watched."""
     augment: Mapping[str, float] | None = None
     """With the last step: the chance of a change and the overfitting that led to it."""
+    grid: Mapping[str, Any] | None = None
+    """With the last step, on a grid: fitness and lineage of the offspring, mixture, diversity."""
     trouble: str | None = None
     """Why the round broke down; it begins again with the next step."""
 
 
-class Method(Protocol):
+class State(Protocol):
+    """A cell's state, as the driver sees it: what a commit holds, and where it stands."""
+
+    @property
+    def round_(self) -> int:
+        """Rounds completed."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Steps done of the round under way."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """How often the round under way broke down and was begun again."""
+        ...
+
+    @property
+    def best(self) -> Best | None:
+        """The generator that scored best so far, where there is a scorer."""
+        ...
+
+    def is_finite(self) -> bool:
+        """Whether no weight, moment or loss is NaN or infinite."""
+        ...
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Everything but the counters, as numpy arrays."""
+        ...
+
+    def counters(self) -> dict[str, Any]:
+        """The rest."""
+        ...
+
+    def restore(self, arrays: Mapping[str, np.ndarray], counters: Mapping[str, Any]) -> None:
+        """Become the state those two were taken from."""
+        ...
+
+    def published(self, round_: int) -> Centre:
+        """The centre after a round, for the neighbours."""
+        ...
+
+
+AnyState = TypeVar("AnyState", bound=State)
+
+
+class Method(Protocol[AnyState]):
     """Partition, topology, and what a round does."""
 
     def cells(self) -> tuple[str, ...]:
         """All cells' keys, the longest work first."""
         ...
 
-    def init(self, cell: str) -> CellState:
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Cells that ever hear of each other; each group goes round by round together."""
+        ...
+
+    def neighbours(self, cell: str, round_: int) -> tuple[str, ...]:
+        """Whose centres of the round before a cell needs in a round."""
+        ...
+
+    def init(self, cell: str) -> AnyState:
         """The untrained cell."""
         ...
 
@@ -60,21 +120,21 @@ class Method(Protocol):
         """Steps a round takes."""
         ...
 
-    def advance(self, cell: str, state: CellState) -> Iterator[Step]:
-        """Train a round, from where `state` stands to its end.
+    def advance(self, cell: str, state: AnyState, inbox: Inbox) -> Iterator[Step]:
+        """Train a round, from where `state` stands to its end, given the neighbours' centres.
 
         Every yield is a legal place to commit, to stop, or to leave the round for good.
         """
         ...
 
-    def judge(self, cell: str, state: CellState) -> Judgement | None:
+    def judge(self, cell: str, state: AnyState) -> Judgement | None:
         """The scores of the cell's generator as it stands; None when training keeps no score."""
         ...
 
-    def judges_now(self, state: CellState) -> bool:
+    def judges_now(self, state: AnyState) -> bool:
         """Whether `advance` has judged this very state, at the end of a round."""
         ...
 
-    def sheet(self, cell: str, state: CellState) -> np.ndarray:
+    def sheet(self, cell: str, state: AnyState) -> np.ndarray:
         """Pictures of the cell at latents that never change over a run."""
         ...

@@ -12,6 +12,7 @@ from manege.metrics.classifier import (
     training_digest,
 )
 from manege.metrics.estimate import Estimate
+from manege.metrics.mixture import FrechetMixture, InceptionMixture
 from manege.metrics.scorer import ClassScorer
 from manege.metrics.spaces import (
     MNIST_LOGITS,
@@ -43,6 +44,8 @@ __all__ = [
     "Counting",
     "Estimate",
     "Facts",
+    "FrechetMixture",
+    "InceptionMixture",
     "Results",
     "Score",
     "Space",

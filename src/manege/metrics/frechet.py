@@ -67,7 +67,7 @@ def moments(features_ND: np.ndarray) -> Moments:
 
 def frechet_distance(a: Moments, b: Moments) -> float:
     """|μa − μb|² + tr Σa + tr Σb − 2 tr (Σa Σb)^½, never negative, for any two covariances."""
-    return _distance(a, _root(a), b, _root(b))
+    return _distance(a, root(a), b, root(b))
 
 
 def frechet(x_ND: np.ndarray, y_MD: np.ndarray, blocks: int = 20) -> Estimate:
@@ -84,12 +84,12 @@ def frechet(x_ND: np.ndarray, y_MD: np.ndarray, blocks: int = 20) -> Estimate:
     if blocks < 2:
         raise ValueError(f"{blocks} blocks; the jackknife needs at least 2")
     x, y = moments(x_ND), moments(y_MD)
-    x_root_DR, y_root_DR = _root(x), _root(y)
-    without_x = [_distance(m, _root(m), y, y_root_DR) for m in _without_each(x_ND, blocks)]
-    without_y = [_distance(m, _root(m), x, x_root_DR) for m in _without_each(y_MD, blocks)]
+    x_root_DR, y_root_DR = root(x), root(y)
+    without_x = [_distance(m, root(m), y, y_root_DR) for m in _without_each(x_ND, blocks)]
+    without_y = [_distance(m, root(m), x, x_root_DR) for m in _without_each(y_MD, blocks)]
     return normal(
         _distance(x, x_root_DR, y, y_root_DR),
-        _jackknife_variance(without_x) + _jackknife_variance(without_y),
+        jackknife_variance(without_x) + jackknife_variance(without_y),
         lowest=0.0,
     )
 
@@ -97,6 +97,23 @@ def frechet(x_ND: np.ndarray, y_MD: np.ndarray, blocks: int = 20) -> Estimate:
 def enough_for_frechet(count: int, dimensions: int) -> bool:
     """Whether so many samples are enough for a distance in so many dimensions."""
     return count >= SAMPLES_PER_DIMENSION * dimensions
+
+
+def root(set_: Moments) -> Tensor:
+    """A D×R matrix A with Σ = A Aᵀ, R the rank that rounding leaves."""
+    values_D, vectors_DD = torch.linalg.eigh(torch.from_numpy(set_.covariance_DD))
+    # What rounding makes of an eigenvalue 0 may be negative, and if positive its root is no
+    # longer small: 1e-16 would add 1e-8 to the distance.
+    dust = values_D.abs().max() * len(values_D) * torch.finfo(torch.float64).eps
+    kept = values_D > dust
+    root_DR: Tensor = vectors_DD[:, kept] * values_D[kept].sqrt()
+    return root_DR
+
+
+def jackknife_variance(without_each: list[float]) -> float:
+    """The variance of a value, from the values without each block."""
+    left_out_G = np.array(without_each)
+    return float((len(left_out_G) - 1) * left_out_G.var())
 
 
 def _mean(features_ND: np.ndarray) -> Tensor:
@@ -132,17 +149,6 @@ def _without_each(features_ND: np.ndarray, blocks: int) -> list[Moments]:
     return [whole.minus(part).moments(origin_D) for part in parts]
 
 
-def _root(set_: Moments) -> Tensor:
-    """A D×R matrix A with Σ = A Aᵀ, R the rank that rounding leaves."""
-    values_D, vectors_DD = torch.linalg.eigh(torch.from_numpy(set_.covariance_DD))
-    # What rounding makes of an eigenvalue 0 may be negative, and if positive its root is no
-    # longer small: 1e-16 would add 1e-8 to the distance.
-    dust = values_D.abs().max() * len(values_D) * torch.finfo(torch.float64).eps
-    kept = values_D > dust
-    root_DR: Tensor = vectors_DD[:, kept] * values_D[kept].sqrt()
-    return root_DR
-
-
 def _distance(a: Moments, a_root_DR: Tensor, b: Moments, b_root_DR: Tensor) -> float:
     apart = float(np.square(a.mean_D - b.mean_D).sum())
     traces = float(a.covariance_DD.trace() + b.covariance_DD.trace())
@@ -150,8 +156,3 @@ def _distance(a: Moments, a_root_DR: Tensor, b: Moments, b_root_DR: Tensor) -> f
     # the rounding; a square root of the product itself may turn complex.
     shared = float(torch.linalg.svdvals(a_root_DR.T @ b_root_DR).sum())
     return max(0.0, apart + traces - 2 * shared)
-
-
-def _jackknife_variance(without_each: list[float]) -> float:
-    left_out_G = np.array(without_each)
-    return float((len(left_out_G) - 1) * left_out_G.var())

@@ -12,7 +12,12 @@ from manege.models.constraints import (
     squared_gradients,
 )
 from manege.models.layout import ALIGN, fill, layout_of, named_tensors, tensors_in
-from manege.models.losses import compares, discriminator_loss, generator_loss
+from manege.models.losses import (
+    compares,
+    discriminator_loss,
+    generator_loss,
+    objective_loss,
+)
 from manege.models.networks import (
     Discriminator,
     Generator,
@@ -47,6 +52,7 @@ __all__ = [
     "initialise",
     "layout_of",
     "named_tensors",
+    "objective_loss",
     "sharpen_",
     "squared_gradients",
     "tensors_in",

@@ -7,7 +7,7 @@ from typing import assert_never
 from torch import Tensor
 from torch.nn import functional as F
 
-from manege.config import Loss
+from manege.config import Loss, Objective
 
 
 def discriminator_loss(loss: Loss, real_B: Tensor, fake_B: Tensor) -> Tensor:
@@ -44,6 +44,19 @@ def generator_loss(loss: Loss, fake_B: Tensor, real_B: Tensor) -> Tensor:
             return F.softplus(real_B - fake_B).mean()
         case _:
             assert_never(loss)
+
+
+def objective_loss(objective: Objective, fake_B: Tensor) -> Tensor:
+    """What a generator minimises against a discriminator trained under BCE, p = σ(logit)."""
+    match objective:
+        case Objective.MINIMAX:
+            return -F.softplus(fake_B).mean()  # log(1 - p).
+        case Objective.HEURISTIC:
+            return F.softplus(-fake_B).mean()  # -log p.
+        case Objective.LEAST_SQUARES:
+            return (fake_B.sigmoid() - 1).square().mean()
+        case _:
+            assert_never(objective)
 
 
 def compares(loss: Loss) -> bool:

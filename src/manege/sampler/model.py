@@ -1,16 +1,21 @@
 """The combined model, eq. (8): p(x) = Σ p(x | y) p(y); each label routes to its own generator.
 
-Picture k of a label depends only on (seed, label, k): not on how many are asked for, nor on the
+A label may also be a mixture: several generators, each with its weight, draw its pictures. Picture
+k of a label depends only on (seed, label, k, mixing): not on how many are asked for, nor on the
 other labels in the model.
+
+Shape legend: N pictures, S side, C channels, B batch, Z latent.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,24 +24,35 @@ import safetensors.numpy
 import torch
 
 from manege import device
+from manege.cell.mixture import proportions
 from manege.config import ALL, stream
 from manege.errors import CheckpointError, ConfigError
 from manege.models import Generator, PictureShape, Spec, build_generator, fill, generate
 from manege.rundir import cell_folder
 from manege.version import __version__
 
-FORMAT = 1
+FORMATS = (1, 2)
+"""Of model.json. 1: a generator for each label. 2: some name the cell they come from."""
 CHUNK = 32
 """Pictures generated at once, always: a batch of another size gives other bits."""
 
 
+class Mixing(StrEnum):
+    """How the generators of a mixture share its pictures."""
+
+    EXACT = "exact"
+    """In proportion to the weights: however many are drawn, each is within one of its share."""
+    INDEPENDENT = "independent"
+    """Each picture's generator is drawn by chance, whatever drew the others."""
+
+
 @dataclass(frozen=True)
 class Component:
-    """One generator of the mixture."""
+    """One generator of the model."""
 
     label: str
     weight: float
-    """Proportional to p(y)."""
+    """A label's p(y) is proportional to their sum, a generator's share of the label to its own."""
     networks: Spec
     trained: Mapping[str, Any]
     """Where it comes from: rounds, seed, preset, loss, constraint."""
@@ -44,11 +60,21 @@ class Component:
     """Of the safetensors file."""
     read: Callable[[], bytes] = field(repr=False, compare=False)
     """The safetensors file, verified; read when needed: a model may have a thousand of them."""
+    cell: str | None = None
+    """The grid's cell it comes from; None when it is its label's only one."""
 
     @property
     def file(self) -> str:
         """Name of the safetensors file in a model's folder."""
-        return f"{cell_folder(self.label)}.safetensors"
+        # No folder name has an @, so that no label can spell the file of another's cell.
+        place = "" if self.cell is None else f"@{cell_folder(self.cell)}"
+        return f"{cell_folder(self.label)}{place}.safetensors"
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        place = "" if self.cell is None else f", cell {self.cell!r}"
+        return f"class {self.label!r}{place}"
 
 
 @dataclass(frozen=True)
@@ -69,21 +95,44 @@ class Model:
     missing: Mapping[str, str] = field(default_factory=dict)
     """Labels the model ought to have and has not, with the reason."""
 
+    def __post_init__(self) -> None:
+        for label, components in self._by_label.items():
+            cells = [component.cell for component in components]
+            if len(cells) > 1 and None in cells:
+                raise ValueError(f"{len(cells)} generators of label {label!r}, one without a cell")
+            if len(set(cells)) < len(cells):
+                raise ValueError(f"two generators of label {label!r} come from the same cell")
+
+    @cached_property
+    def _by_label(self) -> dict[str, tuple[Component, ...]]:
+        found: dict[str, list[Component]] = {}
+        for component in self.components:
+            found.setdefault(component.label, []).append(component)
+        return {label: tuple(components) for label, components in found.items()}
+
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels it can draw."""
-        return tuple(component.label for component in self.components)
+        return tuple(self._by_label)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some label is drawn by several generators."""
+        return len(self._by_label) < len(self.components)
 
     @property
     def unlabelled(self) -> bool:
-        """Whether it is one GAN for all the data, whose pictures have no labels."""
+        """Whether it is made for all the data at once, so that its pictures have no labels."""
         return self.labels == (ALL,)
 
     @property
     def probabilities(self) -> dict[str, float]:
         """P(y), over the labels that are here."""
         total = sum(component.weight for component in self.components)
-        return {component.label: component.weight / total for component in self.components}
+        return {
+            label: sum(component.weight for component in components) / total
+            for label, components in self._by_label.items()
+        }
 
     @property
     def digest(self) -> str:
@@ -101,6 +150,7 @@ class Model:
         weights: Mapping[str, float] | None = None,
         seed: int = 0,
         device_name: str = "cpu",
+        mixing: str = Mixing.EXACT,
         progress: Callable[[int, int], None] | None = None,
     ) -> Samples:
         """Draw pictures; labels by p(y) unless told otherwise.
@@ -112,19 +162,19 @@ class Model:
             weights: draw labels by these instead of p(y); labels left out get none.
             seed: the same seed draws the same pictures.
             device_name: where the generators run.
+            mixing: how a mixture's generators share its pictures, a `Mixing`.
             progress: called now and then with (pictures drawn, pictures in all).
         """
         if count < 1:
             raise ConfigError(f"-n {count}: expected at least 1 picture")
         if (label is not None) + balanced + (weights is not None) > 1:
             raise ConfigError("--label, --balanced and --weights exclude each other; give one")
+        self._check_mixing(mixing, [label] if label is not None else weights or self.labels)
         if label is not None:
-            self.component(label)
             drawn = [label] * count
         elif balanced:
-            drawn = sorted(
-                (self.labels[k % len(self.labels)] for k in range(count)), key=self.labels.index
-            )
+            each, left = divmod(count, len(self.labels))
+            drawn = [one for k, one in enumerate(self.labels) for _ in range(each + (k < left))]
         else:
             drawn = self._draw_labels(count, weights or self.probabilities, seed)
         numbers: dict[str, int] = dict.fromkeys(drawn, 0)
@@ -136,7 +186,7 @@ class Model:
         for one, number in numbers.items():
             before = sum(len(pictures) for pictures in made.values())
             tell = None if progress is None else _shifted(progress, before, count)
-            made[one] = self.pictures_of(one, number, seed, device_name, tell)
+            made[one] = self.pictures_of(one, number, seed, device_name, tell, mixing)
         pictures = np.stack([made[one][k] for one, k in zip(drawn, indices, strict=True)])
         return Samples(pictures, tuple(drawn), tuple(indices))
 
@@ -147,42 +197,65 @@ class Model:
         seed: int = 0,
         device_name: str = "cpu",
         progress: Callable[[int], None] | None = None,
+        mixing: str = Mixing.EXACT,
     ) -> np.ndarray:
         """Pictures 0 … count-1 of one label; `progress` is called with how many are there."""
-        generator = self.generator(label, device.resolve(device_name))
+        components, on = self.components_of(label), device.resolve(device_name)
+        owner_N = _owners(components, count, seed, _known_mixing(mixing))
+        size, channels = self.shape.size, self.shape.channels
+        pictures_NSSC = np.empty((count, size, size, channels), np.uint8)
+        done = 0
+        for place, component in enumerate(components):
+            number = int((owner_N == place).sum())
+            if number == 0:
+                continue  # Its file is not even read.
+            tell = None if progress is None else _from(progress, done)
+            pictures_NSSC[owner_N == place] = self._drawn_by(component, number, seed, on, tell)
+            done += number
+        return pictures_NSSC
+
+    def _drawn_by(
+        self,
+        component: Component,
+        count: int,
+        seed: int,
+        on: torch.device,
+        progress: Callable[[int], None] | None,
+    ) -> np.ndarray:
+        """Pictures 0 … count-1 of one generator."""
+        generator = self.generator(component, on)
+        purpose = "sample" if component.cell is None else f"sample {component.cell}"
         chunks = []
         # One thread: two would change a convolution's bits.
         with device.threads(1):
             for chunk in range(-(-count // CHUNK)):
-                rng = stream(seed, cell=label, purpose="sample", step=chunk)
+                rng = stream(seed, cell=component.label, purpose=purpose, step=chunk)
                 z_BZ = rng.standard_normal((CHUNK, generator.latent), dtype=np.float32)
                 chunks.append(generate(generator, z_BZ))
                 if progress is not None:
                     progress(min(count, (chunk + 1) * CHUNK))
         return np.concatenate(chunks)[:count]
 
-    def generator(self, label: str, on: torch.device) -> Generator:
-        """The label's generator, ready to draw."""
-        component = self.component(label)
+    def generator(self, component: Component, on: torch.device) -> Generator:
+        """A component's generator, ready to draw."""
         generator = build_generator(component.networks, self.shape)
         try:
             tensors = safetensors.numpy.load(component.read())
         except safetensors.SafetensorError as error:
-            raise CheckpointError(f"class {label!r}: not a safetensors file ({error})") from None
+            raise CheckpointError(f"{component.name}: not a safetensors file ({error})") from None
         try:
             fill(generator, {name: torch.from_numpy(value) for name, value in tensors.items()})
         except ValueError as error:
             raise CheckpointError(
-                f"class {label!r}: {error}; expected its {component.networks.kind} generator: "
+                f"{component.name}: {error}; expected its {component.networks.kind} generator: "
                 "the model was changed by hand or made by another version"
             ) from None
         return generator.to(on).eval()
 
-    def component(self, label: str) -> Component:
-        """The component of a label; ConfigError says why there is none."""
-        for component in self.components:
-            if component.label == label:
-                return component
+    def components_of(self, label: str) -> tuple[Component, ...]:
+        """The components of a label; ConfigError says why there is none."""
+        if label in self._by_label:
+            return self._by_label[label]
         if label in self.missing:
             raise ConfigError(
                 f"label {label!r}: missing from this model ({self.missing[label]}); "
@@ -195,7 +268,7 @@ class Model:
         )
 
     def merged(self, other: Model) -> Model:
-        """All labels of both; each keeps its generator, p(y) follows the summed weights."""
+        """All labels of both; each keeps its generators, p(y) follows the summed weights."""
         if other.shape != self.shape:
             raise ConfigError(
                 f"models of different pictures: {_shape(self.shape)} and {_shape(other.shape)}; "
@@ -208,13 +281,13 @@ class Model:
                 f"manege model drop MODEL --class {both[0]} -o OTHER"
             )
         components = (*self.components, *other.components)
-        have = {component.label for component in components}
+        have = {*self.labels, *other.labels}
         missing = {k: v for k, v in {**self.missing, **other.missing}.items() if k not in have}
         return replace(self, components=components, missing=missing)
 
     def without(self, labels: Iterable[str]) -> Model:
         """The model less some labels."""
-        gone = {self.component(label).label for label in labels}
+        gone = {component.label for label in labels for component in self.components_of(label)}
         if gone == set(self.labels):
             raise ConfigError("dropping every label would leave an empty model; keep at least one")
         kept = tuple(c for c in self.components if c.label not in gone)
@@ -222,13 +295,16 @@ class Model:
 
     def description(self) -> dict[str, Any]:
         """What model.json holds."""
+        # A model without cells is described as before there were any: it keeps its digest.
+        with_cells = any(component.cell is not None for component in self.components)
         return {
-            "format": FORMAT,
+            "format": 2 if with_cells else 1,
             "manege": __version__,
             "picture": {"size": self.shape.size, "channels": self.shape.channels},
             "components": [
                 {
                     "label": component.label,
+                    **({"cell": component.cell} if with_cells else {}),
                     "weight": component.weight,
                     "networks": component.networks.model_dump(mode="json"),
                     "file": component.file,
@@ -240,26 +316,65 @@ class Model:
             "missing": dict(self.missing),
         }
 
+    def _check_mixing(self, mixing: str, labels: Iterable[str]) -> None:
+        """Refuse an unknown way, and one that would change nothing for these labels."""
+        how = _known_mixing(mixing)
+        alone = all(len(self.components_of(label)) == 1 for label in labels)
+        if how is Mixing.INDEPENDENT and alone:
+            raise ConfigError(
+                f"--mixing {how}: found one generator a label, expected a label with several to "
+                "mix; leave --mixing out"
+            )
+
     def _draw_labels(self, count: int, weights: Mapping[str, float], seed: int) -> list[str]:
         for label, weight in weights.items():
-            self.component(label)
+            self.components_of(label)
             if not (weight >= 0 and np.isfinite(weight)):
                 raise ConfigError(f"--weights {label}={weight}: expected a number from 0 up")
-        total = sum(weights.values())
-        if total <= 0:
+        if sum(weights.values()) <= 0:
             raise ConfigError("--weights: all are 0; give at least one label a positive weight")
-        # By inverse distribution function, so that label i does not depend on how many follow.
-        edges = np.cumsum([weight / total for weight in weights.values()])
-        edges[-1] = 1.0
-        uniform = stream(seed, cell="", purpose="labels").random(count)
+        uniform_N = stream(seed, cell="", purpose="labels").random(count)
         names = list(weights)
-        return [names[i] for i in np.searchsorted(edges, uniform, side="right")]
+        return [names[i] for i in _by_chance(weights.values(), uniform_N)]
+
+
+def _owners(components: Sequence[Component], count: int, seed: int, mixing: Mixing) -> np.ndarray:
+    """For each picture of a label, which of its components draws it."""
+    weights = [component.weight for component in components]
+    if mixing is Mixing.EXACT:
+        return proportions(np.array(_shares(weights)), count)
+    uniform_N = stream(seed, cell=components[0].label, purpose="mixing").random(count)
+    return _by_chance(weights, uniform_N)
+
+
+def _by_chance(weights: Iterable[float], uniform_N: np.ndarray) -> np.ndarray:
+    """For each number from [0, 1) a place, in proportion to the weights."""
+    # By inverse distribution function, so that no place depends on how many follow.
+    edges = np.cumsum(_shares(weights))
+    edges[-1] = 1.0
+    return np.searchsorted(edges, uniform_N, side="right")
+
+
+def _shares(weights: Iterable[float]) -> list[float]:
+    given = [*weights]
+    total = sum(given)
+    return [weight / total for weight in given]
+
+
+def _known_mixing(text: str) -> Mixing:
+    if text not in list(Mixing):
+        raise ConfigError(f"--mixing {text!r}: expected {' or '.join(Mixing)}")
+    return Mixing(text)
 
 
 def _shifted(
     progress: Callable[[int, int], None], before: int, total: int
 ) -> Callable[[int], None]:
     return lambda done: progress(before + done, total)
+
+
+def _from(progress: Callable[[int], None], before: int) -> Callable[[int], None]:
+    return lambda done: progress(before + done)
 
 
 def _shape(shape: PictureShape) -> str:

@@ -35,11 +35,13 @@ def open_model(path: Path) -> Model:
 def of_run(rundir: RunDir) -> Model:
     """The model of a run as it stands: the last commit of every cell that did not fail."""
     config = run_config(rundir)
+    if config.method is Method.CELLULAR:
+        return _of_grid(rundir, config)
     counts = {label: int(known["train"]) for label, known in run_data(rundir)["classes"].items()}
     states = run_cells(rundir)
     components: list[Component] = []
     missing: dict[str, str] = {}
-    for cell, labels in partition(config.method, tuple(counts)).items():
+    for cell, labels in partition(config, tuple(counts)).items():
         drawn = (ALL,) if config.method is Method.SINGLE else labels
         found = None
         if states.get(cell, {}).get("state") == "failed":
@@ -60,6 +62,63 @@ def of_run(rundir: RunDir) -> Model:
     return Model(_shape(config), tuple(components), missing)
 
 
+def _of_grid(rundir: RunDir, config: RunConfig) -> Model:
+    """The best mixture of a grid: the final one, else the best so far of any cell."""
+    final = rundir.status().get("mixture")
+    weights: dict[str, float]
+    if final is not None:
+        weights, scored = dict(final["weights"]), dict(final["scores"][final["cell"]])
+    else:
+        weights, scored = _best_so_far(rundir, config)
+    counts = {label: int(known["train"]) for label, known in run_data(rundir)["classes"].items()}
+    components = []
+    for cell, weight in weights.items():
+        found = rundir.load(cell, identity=config.identity())
+        if found is None:
+            raise CheckpointError(f"{rundir.path}: the checkpoints of cell {cell!r} are gone")
+        place = _Place(cell, ALL, tuple(counts))
+        trained = _training_of(config) | {"rounds": found.round_, "weights": "raw"}
+        trained["score"] = {"metric": _mixture_metric(config), **scored}
+        components.append(
+            Component(
+                label=ALL,
+                weight=weight * sum(counts.values()),
+                networks=config.networks,
+                trained=trained,
+                sha256=hashlib.sha256(_generator_file(config, place, found)).hexdigest(),
+                read=partial(_read_again, rundir, place, config),
+                cell=cell if len(weights) > 1 else None,
+            )
+        )
+    return Model(_shape(config), tuple(components), {})
+
+
+def _best_so_far(
+    rundir: RunDir, config: RunConfig
+) -> tuple[dict[str, float], dict[str, float | None]]:
+    """The weights of the cell whose mixture scores best by its last commit, and that score."""
+    best: tuple[float, dict[str, float]] | None = None
+    for cell in rundir.cells():
+        found = rundir.load(cell, identity=config.identity())
+        if found is None or found.meta["score"] is None:
+            continue
+        score = float(found.meta["score"])
+        weights = {str(one): float(weight) for one, weight in found.meta["mixture"].items()}
+        if best is None or score < best[0]:
+            best = score, {one: weight for one, weight in weights.items() if weight > 0}
+    if best is None:
+        raise CheckpointError(
+            f"{rundir.path}: no cell has ended a round yet; continue it: "
+            f"manege resume {rundir.path}"
+        )
+    return best[1], {"value": best[0], "low": None, "high": None}
+
+
+def _mixture_metric(config: RunConfig) -> str:
+    assert config.cellular is not None
+    return config.cellular.mixture.metric
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where a label's generator is to be found."""
@@ -74,15 +133,10 @@ def _component(
     rundir: RunDir, config: RunConfig, place: _Place, found: Checkpoint, weight: float
 ) -> Component:
     best = best_of(found)
-    trained = {
-        "method": config.method.value,
+    trained = _training_of(config) | {
         "rounds": found.round_ if best is None else best["round"],
         "weights": _last_weights(found) if best is None else best["weights"],
         "score": None if best is None else {"metric": config.score.metric.value, **best},
-        "seed": config.seed,
-        "preset": config.preset,
-        "loss": config.training.loss.value,
-        "constraint": config.training.constraint.kind,
     }
     return Component(
         label=place.label,
@@ -92,6 +146,16 @@ def _component(
         sha256=hashlib.sha256(_generator_file(config, place, found)).hexdigest(),
         read=partial(_read_again, rundir, place, config),
     )
+
+
+def _training_of(config: RunConfig) -> dict[str, Any]:
+    return {
+        "method": config.method.value,
+        "seed": config.seed,
+        "preset": config.preset,
+        "loss": config.training.loss.value,
+        "constraint": config.training.constraint.kind,
+    }
 
 
 def _read_again(rundir: RunDir, place: _Place, config: RunConfig) -> bytes:
@@ -108,7 +172,8 @@ def _generator_file(config: RunConfig, place: _Place, found: Checkpoint) -> byte
     network = build_generator(
         config.networks, _shape(config), len(place.labels) if conditional else 0
     )
-    tensors = named_tensors(network, _body(found))
+    record = _body(found) if config.method is not Method.CELLULAR else _centre(found)
+    tensors = named_tensors(network, record)
     if conditional:
         own = {name: torch.from_numpy(array) for name, array in tensors.items()}
         baked = with_label(own, place.labels.index(place.label))
@@ -129,6 +194,11 @@ def _body(found: Checkpoint) -> np.ndarray:
         return found.tensors["best"]
     which = _last_weights(found) if best is None else best["weights"]
     return found.tensors["ema" if which == "ema" else "generator"]
+
+
+def _centre(found: Checkpoint) -> np.ndarray:
+    """The generator a grid cell last published."""
+    return found.tensors[f"generator {found.meta['centre'][1]}"]
 
 
 def _last_weights(found: Checkpoint) -> str:

@@ -17,7 +17,7 @@ from manege.config import SIZES, Networks
 from manege.errors import CheckpointError, ConfigError
 from manege.files import blaming, write_atomic
 from manege.models import PictureShape, Spec
-from manege.sampler.model import FORMAT, Component, Model
+from manege.sampler.model import FORMATS, Component, Model
 
 MAX_JSON_BYTES = 64_000_000
 
@@ -52,18 +52,19 @@ def load(folder: Path) -> Model:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES:,} bytes; not a model")
         tree = json.loads(path.read_text(encoding="utf-8"))
-        if tree["format"] != FORMAT:
+        if tree["format"] not in FORMATS:
             raise CheckpointError(
-                f"{path}: model format {tree['format']!r}, this manege reads {FORMAT}"
+                f"{path}: model format {tree['format']!r}, this manege reads "
+                f"{' and '.join(map(str, FORMATS))}"
             )
         components = tuple(_load_component(folder, entry) for entry in tree["components"])
         if not components:
             raise CheckpointError(f"{path}: no components; expected at least one")
+        if sum(component.weight for component in components) == float("inf"):
+            raise ValueError("weights without a finite sum")
         size, channels = tree["picture"]["size"], tree["picture"]["channels"]
         if not _is_shape(size, channels):
             raise ValueError(f"pictures of {size!r}x{size!r}x{channels!r}")
-        if len({component.label for component in components}) < len(components):
-            raise ValueError("a label stands twice")
         missing = {str(label): str(reason) for label, reason in tree["missing"].items()}
         return Model(PictureShape(size, channels), components, missing)
     except OSError as error:
@@ -99,14 +100,19 @@ def _load_component(folder: Path, entry: dict[str, Any]) -> Component:
             )
         return data
 
+    label, cell = str(entry["label"]), entry.get("cell")
+    if not isinstance(cell, str | None):
+        raise ValueError(f"cell {cell!r} of label {label!r}")
+    f"{label}{cell}".encode()  # ValueError at half a character: it could name no stream.
     weight = float(entry["weight"])
     if not 0 < weight < float("inf"):
-        raise ValueError(f"weight {weight} of label {entry['label']!r}")
+        raise ValueError(f"weight {weight} of label {label!r}")
     return Component(
-        label=str(entry["label"]),
+        label=label,
         weight=weight,
         networks=_NETWORKS.validate_python(entry["networks"]),
         trained=dict(entry["trained"]),
         sha256=sha256,
         read=read,
+        cell=cell,
     )

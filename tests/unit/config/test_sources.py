@@ -86,7 +86,8 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
         ("data.channels=2", "data.channels: found 2, expected one of 1, 3"),
         (
             "method=singel",
-            "method: found 'singel', expected one of per-class, single, conditional; did you mean "
+            "method: found 'singel', expected one of per-class, single, conditional, "
+            "cellular; did you mean "
             "single?",
         ),
         (
@@ -130,7 +131,7 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
         ("seed=-1", "seed: found -1"),
         ("device=gpu", "device: found 'gpu', expected auto, cpu, cuda or cuda:N"),
         ("rounds=null", "rounds and budget_s are both null"),
-        ("preset=papr", "preset: found 'papr', expected one of paper, paper-dc; did you mean"),
+        ("preset=papr", "preset: found 'papr', expected one of paper, paper-dc, "),
         ("batch", "--set 'batch': expected key=value"),
         ("a=[", "--set 'a=[': line 1: not usable YAML"),
     ],

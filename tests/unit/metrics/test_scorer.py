@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from manege.config import DataConfig, Method, Score, partition
+from manege.config import ALL, DataConfig, Score
 from manege.data import Dataset, Split, open_dataset, set_of
 from manege.data.cache import Entry
 from manege.errors import ConfigError
@@ -36,7 +36,7 @@ class Guarded(Dataset):
 
 def scorer_of(config: Score, space: Space, dataset: Dataset) -> ClassScorer:
     """A cell for each label."""
-    return ClassScorer(config, space, dataset, partition(Method.PER_CLASS, dataset.labels))
+    return ClassScorer(config, space, dataset, {label: (label,) for label in dataset.labels})
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_a_limit_on_the_pictures_counts(three):
 
 def test_one_cell_for_all_the_data_is_held_against_all_of_it(three):
     space = random_space(8, 1)
-    scorer = ClassScorer(KID, space, three, partition(Method.SINGLE, three.labels))
+    scorer = ClassScorer(KID, space, three, {ALL: three.labels})
     everything = set_of(three, Split.TRAIN)
     drawn = three.pictures("3", Split.HELD_OUT)
     found = scorer.score("all", drawn)

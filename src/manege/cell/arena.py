@@ -1,0 +1,121 @@
+"""A round's contests: every generator against every discriminator, on common samples.
+
+Fitness is a loss, lower is fitter, and always binary cross-entropy on logits, whatever an
+individual trains with: else fitnesses would not compare. All networks run in eval mode; nothing
+is learnt here.
+
+Shape legend: G generators, D discriminators, N samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from manege.cell.step import Pair
+from manege.config import Fitness
+
+_CHUNK = 200
+"""Pictures judged at once: a bound on memory. Another one gives other bits."""
+
+
+class Arena:
+    """Real pictures and latents of one round, and what the gathered individuals make of them."""
+
+    def __init__(
+        self,
+        judge: Pair,
+        reals: Tensor,
+        z_NZ: Tensor,
+        generators: Sequence[np.ndarray],
+        discriminators: Sequence[np.ndarray],
+    ) -> None:
+        """Hold all contests.
+
+        Args:
+            judge: a pair of the same layout, to be overwritten with each record in turn.
+            reals: N pictures in [-1, 1].
+            z_NZ: the latents.
+            generators: records.
+            discriminators: records.
+        """
+        self._judge = judge
+        self._reals = reals
+        self._z_NZ = z_NZ
+        self._discriminators = discriminators
+        self._fakes = [self._drawn_by(record) for record in generators]
+        contests = [self._judged_by(record, self._fakes) for record in discriminators]
+        self.generator_losses_GD = np.array([one.of_fakes for one in contests]).T
+        """The generators' losses: how far each discriminator is from taking their pictures."""
+        self.discriminator_losses_DG = np.array([one.own for one in contests])
+
+    def generator_against_all(self, record: np.ndarray) -> np.ndarray:
+        """A newcomer's losses against each of the gathered discriminators."""
+        fakes = [self._drawn_by(record)]
+        rows = [self._judged_by(one, fakes).of_fakes[0] for one in self._discriminators]
+        return np.array(rows)
+
+    def discriminator_against_all(self, record: np.ndarray) -> np.ndarray:
+        """A newcomer's losses against each of the gathered generators."""
+        return np.array(self._judged_by(record, self._fakes).own)
+
+    def diversity(self) -> float:
+        """Mean distance between the pictures of two gathered generators at the same latent."""
+        flat = [fakes.flatten(1) for fakes in self._fakes]
+        apart = [
+            float((one - other).norm(dim=1).mean())
+            for number, one in enumerate(flat)
+            for other in flat[:number]
+        ]
+        return sum(apart) / len(apart) if apart else 0.0
+
+    @torch.no_grad()
+    def _drawn_by(self, record: np.ndarray) -> Tensor:
+        generator = self._judge.generator
+        generator.load(record)
+        generator.network.eval()
+        return torch.cat([generator.network(z_BZ) for z_BZ in self._z_NZ.split(_CHUNK)])
+
+    @torch.no_grad()
+    def _judged_by(self, record: np.ndarray, fakes: Sequence[Tensor]) -> _Contest:
+        discriminator = self._judge.discriminator
+        discriminator.load(record)
+        discriminator.network.eval()
+
+        def logits(pictures: Tensor) -> Tensor:
+            return torch.cat([discriminator.network(part) for part in pictures.split(_CHUNK)])
+
+        real = _mean(F.softplus(-logits(self._reals)))
+        judged = [logits(pictures) for pictures in fakes]
+        return _Contest(
+            of_fakes=[_mean(F.softplus(-fake_N)) for fake_N in judged],
+            own=[real + _mean(F.softplus(fake_N)) for fake_N in judged],
+        )
+
+
+class _Contest:
+    """One discriminator against some generators' pictures."""
+
+    def __init__(self, of_fakes: list[float], own: list[float]) -> None:
+        self.of_fakes = of_fakes
+        self.own = own
+
+
+def fitness(losses_AO: np.ndarray, kind: Fitness) -> np.ndarray:
+    """What the losses of A individuals against O opponents come to; no number is the worst."""
+    match kind:
+        case Fitness.AVERAGE:
+            told = losses_AO.mean(-1)
+        case Fitness.BEST:
+            told = losses_AO.min(-1)
+        case Fitness.WORST:
+            told = losses_AO.max(-1)
+    return np.where(np.isfinite(told), told, np.inf)
+
+
+def _mean(values_N: Tensor) -> float:
+    return float(values_N.double().mean())

@@ -1,0 +1,56 @@
+"""Selection and mutation: who is cloned, and with what learning rate and objective."""
+
+from __future__ import annotations
+
+from math import exp
+from typing import assert_never
+
+import numpy as np
+
+from manege.config import (
+    MutationPerBatch,
+    MutationPerRound,
+    NoMutation,
+    Objective,
+    RateMutation,
+)
+
+_SLOWEST, _FASTEST = 0.1, 5.0
+"""Bounds of a mutated rate, in first rates."""
+
+
+def tournament(fitness_S: np.ndarray, size: int, rng: np.random.Generator) -> int:
+    """The fittest of `size` distinct individuals drawn at random; of all, when there are fewer."""
+    entrants = rng.permutation(len(fitness_S))[:size]
+    return int(entrants[np.argmin(fitness_S[entrants])])
+
+
+def rate_when_cloned(
+    rate: float, first: float, mutation: RateMutation, rng: np.random.Generator
+) -> float:
+    """The learning rate a clone starts with."""
+    match mutation:
+        case MutationPerRound():
+            if rng.random() >= mutation.probability:
+                return rate
+            factor = exp(mutation.scale / first * rng.standard_normal())
+            return min(max(rate * factor, _SLOWEST * first), _FASTEST * first)
+        case MutationPerBatch() | NoMutation():
+            return rate
+        case _:
+            assert_never(mutation)
+
+
+def rate_at_batch(
+    rate: float, first: float, mutation: RateMutation, rng: np.random.Generator
+) -> float:
+    """The learning rate of the next update, where rates change from batch to batch."""
+    if not isinstance(mutation, MutationPerBatch) or rng.random() >= mutation.probability:
+        return rate
+    # A rate below 0 would climb the loss.
+    return max(rate + mutation.scale * rng.normal(-first / 10, first), _SLOWEST * first)
+
+
+def draw_objective(objectives: tuple[Objective, ...], rng: np.random.Generator) -> Objective | None:
+    """What a generator minimises in this round; None when there is no choice."""
+    return objectives[rng.integers(len(objectives))] if objectives else None

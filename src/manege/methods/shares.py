@@ -1,0 +1,235 @@
+"""What every cell does with its share of the data: batches, noise, pictures at fixed latents.
+
+A cell's share are the pictures of its labels, or a part of them drawn for it. Everything here is
+a function of the seed, the cell's key and its place in time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manege.cell import Batch, CellState, Noise, Streams, draw_noise, kept_out, spread_of
+from manege.config import AdaptiveAugment, RunConfig, partition, stream
+from manege.config import Method as MethodName
+from manege.data import Dataset, Split, batch_at, batches_in, round_order
+from manege.models import Generator, PictureShape, generate, to_floats
+
+_CHUNK = 64
+"""Pictures drawn at once."""
+_WATCHED = 32
+"""Samples whose spread tells of a collapse."""
+
+
+class Shares:
+    """The shares of all cells, each opened when it is first needed."""
+
+    def __init__(self, config: RunConfig, dataset: Dataset, device: torch.device) -> None:
+        self.device = device
+        self.shape = PictureShape(dataset.size, dataset.channels)
+        self.labels = partition(config, dataset.labels)
+        conditional = config.method is MethodName.CONDITIONAL
+        self.num_labels = len(dataset.labels) if conditional else 0
+        self._config = config
+        self._fraction = 1.0 if config.cellular is None else config.cellular.data_fraction
+        self.dataset = dataset
+        self._pools: dict[tuple[str, ...], _Pool] = {}
+        self._opened: dict[str, Share] = {}
+
+    def cells(self) -> tuple[str, ...]:
+        """All cells' keys, those with most pictures first."""
+        counts = {one.label: one.train for one in self.dataset.classes}
+        sizes = {cell: sum(counts[one] for one in labels) for cell, labels in self.labels.items()}
+        return tuple(sorted(sizes, key=lambda cell: -sizes[cell]))
+
+    def digest(self, cell: str) -> str:
+        """Digest of the pictures that the cell's share is taken from."""
+        digests = [self.dataset.digest(label, Split.TRAIN) for label in self.labels[cell]]
+        if len(digests) == 1:
+            return digests[0]
+        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+    def batches_in_round(self, cell: str) -> int:
+        """Real batches that a round sees."""
+        training = self._config.training
+        return training.batches_per_round or batches_in(self.of(cell).count, training.batch)
+
+    def of(self, cell: str) -> Share:
+        """The cell's share; no other cell's files are touched."""
+        if cell not in self._opened:
+            pool = self._pool(self.labels[cell])
+            rows = self._diet(cell, len(pool.pictures)) if self._fraction < 1 else None
+            self._opened[cell] = Share(pool, rows)
+        return self._opened[cell]
+
+    def _pool(self, labels: tuple[str, ...]) -> _Pool:
+        """The pictures of some labels; cells that see the same ones have them in common."""
+        if labels not in self._pools:
+            blocks = [torch.from_numpy(self.dataset.pictures(one, Split.TRAIN)) for one in labels]
+            numbers = [self.dataset.labels.index(one) for one in labels]
+            self._pools[labels] = _Pool(
+                blocks,
+                numbers if self.num_labels else None,
+                keeps=isinstance(self._config.training.augment, AdaptiveAugment),
+            )
+        return self._pools[labels]
+
+    def streams(self, cell: str, state: CellState) -> Streams:
+        """The random numbers of the step that `state` is at."""
+        return Streams(
+            *(
+                stream(
+                    self._config.seed,
+                    cell=cell,
+                    purpose=purpose,
+                    step=state.step,
+                    round_=state.round_ + 1,
+                    attempt=state.attempt,
+                )
+                for purpose in Streams._fields
+            )
+        )
+
+    def reals(
+        self, cell: str, state: CellState, numbers: Iterable[int], streams: Streams
+    ) -> list[Batch]:
+        """These real batches of the round under way."""
+        training, share = self._config.training, self.of(cell)
+        order = share.order(self._config.seed, cell, round_=state.round_ + 1, attempt=state.attempt)
+        reals = []
+        for number in numbers:
+            rows = torch.from_numpy(batch_at(order, number, training.batch))
+            pictures = to_floats(share.pictures[rows].to(self.device))
+            if training.flip:
+                pictures = _flipped(pictures, streams.flips)
+            labels = None if share.labels is None else share.labels[rows]
+            reals.append(Batch(pictures, self.on_device(labels)))
+        return reals
+
+    def noise(self, state: CellState, batch: int, streams: Streams) -> Noise:
+        """The noise of one update."""
+        return draw_noise(
+            state.pair, batch, streams, self._config.training, state.augment, self.shape
+        )
+
+    def draw(
+        self,
+        cell: str,
+        generator: Generator,
+        purpose: str,
+        count: int,
+        *,
+        round_: int = 0,
+        labels_N: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Pictures at latents that depend on the cell, the purpose and the round given alone.
+
+        Their labels are as frequent as in the cell's data, with which scores compare them, unless
+        some are given.
+        """
+        rng = stream(self._config.seed, cell=cell, purpose=purpose, round_=round_)
+        z_NZ = rng.standard_normal((count, generator.latent), dtype=np.float32)
+        labels = self.of(cell).labels
+        if labels is not None and labels_N is None:
+            rows = np.linspace(0, len(labels) - 1, count).astype(np.int64)
+            labels_N = labels.numpy()[rows]  # They lie there label after label.
+        chunks = [
+            generate(
+                generator,
+                z_NZ[k : k + _CHUNK],
+                None if labels_N is None else labels_N[k : k + _CHUNK],
+            )
+            for k in range(0, count, _CHUNK)
+        ]
+        return np.concatenate(chunks)
+
+    def sheet(self, cell: str, generator: Generator) -> np.ndarray:
+        """Pictures of the cell at latents that never change over a run."""
+        count = self._config.sheets.pictures
+        in_turn = np.sort(np.arange(count) % self.num_labels) if self.num_labels else None
+        return self.draw(cell, generator, "sheet", count, labels_N=in_turn)
+
+    def spread(self, cell: str, generator: Generator) -> float:
+        """Mean distance between samples at latents that never change."""
+        drawn = self.draw(cell, generator, "spread", _WATCHED)
+        return spread_of(to_floats(torch.from_numpy(drawn)))
+
+    def real_spread(self, cell: str) -> float:
+        """Mean distance between as many real pictures."""
+        share = self.of(cell)
+        if share.spread is None:
+            # Spread out over the share, which lies there class after class.
+            rows = np.linspace(0, share.count - 1, _WATCHED).astype(np.int64)
+            share.spread = spread_of(to_floats(share.pictures[torch.from_numpy(rows)]))
+        return share.spread
+
+    def on_device(self, labels: Tensor | None) -> Tensor | None:
+        """Labels where the networks are."""
+        return None if labels is None else labels.to(self.device)
+
+    def _diet(self, cell: str, count: int) -> Tensor:
+        """Which pictures the cell sees, drawn without replacement."""
+        kept = max(1, round(self._fraction * count))
+        rng = stream(self._config.seed, cell=cell, purpose="diet")
+        return torch.from_numpy(np.sort(rng.permutation(count)[:kept]))
+
+
+class _Pool:
+    """Pictures of some labels: to train on, and kept out to tell overfitting."""
+
+    def __init__(self, blocks: list[Tensor], numbers: list[int] | None, *, keeps: bool) -> None:
+        """From a block of pictures for each label, and the labels' numbers where they count."""
+        # A class's pictures lie in the order of a hash, so its last ones are a fair sample.
+        ends = [len(block) - (kept_out(len(block)) if keeps else 0) for block in blocks]
+        trained = [block[:end] for block, end in zip(blocks, ends, strict=True)]
+        kept = [block[end:] for block, end in zip(blocks, ends, strict=True)]
+        self.pictures = _joined(trained)
+        self.kept_pictures = _joined(kept)
+        self.labels = _numbered(trained, numbers)
+        self.kept_labels = _numbered(kept, numbers)
+
+
+class Share:
+    """One cell's pictures, and their order in the round under way."""
+
+    def __init__(self, pool: _Pool, rows: Tensor | None) -> None:
+        """These rows of a pool; all of them when None."""
+        self.pictures = pool.pictures if rows is None else pool.pictures[rows]
+        self.labels = pool.labels if rows is None or pool.labels is None else pool.labels[rows]
+        self.kept_pictures, self.kept_labels = pool.kept_pictures, pool.kept_labels
+        self.spread: float | None = None
+        self._order: tuple[tuple[int, int], np.ndarray] | None = None
+
+    @property
+    def count(self) -> int:
+        """Pictures trained on."""
+        return len(self.pictures)
+
+    def order(self, seed: int, cell: str, *, round_: int, attempt: int) -> np.ndarray:
+        """The order of a round, drawn once."""
+        if self._order is None or self._order[0] != (round_, attempt):
+            drawn = round_order(self.count, seed=seed, cell=cell, round_=round_, attempt=attempt)
+            self._order = (round_, attempt), drawn
+        return self._order[1]
+
+
+def _joined(blocks: list[Tensor]) -> Tensor:
+    """One block stays the mapped file it is."""
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def _numbered(blocks: list[Tensor], numbers: list[int] | None) -> Tensor | None:
+    if numbers is None:
+        return None
+    lengths = torch.tensor([len(block) for block in blocks])
+    return torch.repeat_interleave(torch.tensor(numbers), lengths)
+
+
+def _flipped(pictures_BCSS: Tensor, rng: np.random.Generator) -> Tensor:
+    """About half of the pictures mirrored."""
+    mirrored_B = torch.from_numpy(rng.random(len(pictures_BCSS)) < 0.5).to(pictures_BCSS.device)
+    return torch.where(mirrored_B[:, None, None, None], pictures_BCSS.flip(3), pictures_BCSS)

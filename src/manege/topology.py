@@ -1,0 +1,129 @@
+"""Who hears whom: a torus, a ring or no edges at all, and a schedule of them over the rounds.
+
+Cells are keys in row-major order. It knows no ranks, tensors, processes or configuration.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Offset = tuple[int, int]
+"""Rows down, columns right."""
+
+FIVE: tuple[Offset, ...] = ((-1, 0), (1, 0), (0, 1), (0, -1))
+"""North, south, east, west: the five-cell neighbourhood, the cell itself not counted."""
+
+NINE: tuple[Offset, ...] = (*FIVE, (-1, 1), (1, 1), (1, -1), (-1, -1))
+"""The nine-cell one: then north-east, south-east, south-west, north-west."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Who hears whom in a round; a cell that hears another is heard by it."""
+
+    neighbours: Mapping[str, tuple[str, ...]]
+    """Of every cell in row-major order: whose centres it receives; never itself, each once."""
+
+    def __post_init__(self) -> None:
+        hears = {cell: set(heard) for cell, heard in self.neighbours.items()}
+        for cell, heard in self.neighbours.items():
+            if cell in hears[cell] or len(hears[cell]) < len(heard):
+                raise ValueError(f"cell {cell!r} hears {heard}; expected other cells, each once")
+            for other in heard:
+                if cell not in hears.get(other, ()):
+                    raise ValueError(f"cell {cell!r} hears {other!r}; expected the reverse as well")
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """All cells in row-major order."""
+        return tuple(self.neighbours)
+
+
+def torus(keys: Sequence[str], columns: int, offsets: Sequence[Offset] = FIVE) -> Topology:
+    """A grid whose opposite edges meet; neighbours are in the order of `offsets`.
+
+    Each offset needs its opposite. On small grids, several that lead to one cell count once.
+    """
+    _check(keys, columns, offsets)
+    grid = [keys[start : start + columns] for start in range(0, len(keys), columns)]
+    rows = len(grid)
+    neighbours = {}
+    for row, line in enumerate(grid):
+        for column, key in enumerate(line):
+            heard = [
+                grid[(row + down) % rows][(column + right) % columns] for down, right in offsets
+            ]
+            neighbours[key] = tuple(dict.fromkeys(other for other in heard if other != key))
+    return Topology(neighbours)
+
+
+def ring(keys: Sequence[str], radius: int = 1) -> Topology:
+    """A circle: a cell hears `radius` cells on each side, the nearest first."""
+    if radius < 1:
+        raise ValueError(f"a ring of radius {radius}; expected at least 1")
+    distances = range(1, min(radius, len(keys) // 2) + 1)  # Half the circle each way is all of it.
+    return torus(keys, len(keys), [(0, side * far) for far in distances for side in (1, -1)])
+
+
+def isolated(keys: Sequence[str]) -> Topology:
+    """No edges: nobody hears anybody."""
+    return torus(keys, len(keys), ())
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A topology for each round; it may change between rounds."""
+
+    changes: tuple[tuple[int, Topology], ...]
+    """First rounds with their topologies, rising from 1; all of the same cells in one order."""
+
+    def __post_init__(self) -> None:
+        rounds = [first for first, _ in self.changes]
+        if rounds[:1] != [1] or rounds != sorted(set(rounds)):
+            raise ValueError(f"topologies from rounds {rounds}; expected rounds that rise from 1")
+        for first, topology in self.changes:
+            if topology.cells != self.changes[0][1].cells:
+                raise ValueError(f"other cells from round {first}; expected those of round 1")
+
+    def at(self, round_: int) -> Topology:
+        """The topology of a round; rounds start at 1."""
+        if round_ < 1:
+            raise ValueError(f"round {round_}; expected 1 or more")
+        return [topology for first, topology in self.changes if first <= round_][-1]
+
+    def components(self) -> tuple[tuple[str, ...], ...]:
+        """Cells that ever hear of each other, also through others; all in row-major order."""
+        parent = {cell: cell for cell in self.changes[0][1].cells}
+
+        def root(cell: str) -> str:
+            while parent[cell] != cell:
+                # Each walk halves the path for the next one.
+                parent[cell] = parent[parent[cell]]
+                cell = parent[cell]
+            return cell
+
+        for _, topology in self.changes:
+            for cell, heard in topology.neighbours.items():
+                for other in heard:
+                    parent[root(other)] = root(cell)
+        found: dict[str, list[str]] = {}
+        for cell in parent:
+            found.setdefault(root(cell), []).append(cell)
+        return tuple(tuple(component) for component in found.values())
+
+
+def _check(keys: Sequence[str], columns: int, offsets: Sequence[Offset]) -> None:
+    if not keys:
+        raise ValueError("no cells; expected at least one")
+    key, count = Counter(keys).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"cell {key!r} is named {count} times; expected each once")
+    if columns < 1 or len(keys) % columns:
+        raise ValueError(f"{len(keys)} cells in {columns} columns; expected rows of equal length")
+    if (0, 0) in offsets:
+        raise ValueError("offset (0, 0) is the cell itself; expected offsets to others")
+    for down, right in offsets:
+        if (-down, -right) not in offsets:
+            raise ValueError(f"offset {down, right} alone; expected {-down, -right} as well")

@@ -1,0 +1,50 @@
+"""Which method a configuration means, with its scorer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manege import device
+from manege.config import Method as MethodName
+from manege.config import RunConfig, ScoreMetric, partition
+from manege.data import Dataset, Split, set_of
+from manege.methods import Cellular, Independent, Method
+from manege.methods.method import Timer
+from manege.metrics import ClassScorer, FrechetMixture, InceptionMixture, Space
+
+MOST_REFERENCES = 10_000
+"""Training pictures that mixtures are compared with."""
+
+
+def bind(config: RunConfig, dataset: Dataset, timer: Timer, space: Space | None) -> Method[Any]:
+    """The method, ready to train; `space` is there when the configuration scores anything."""
+    on = device.resolve(config.device)
+    if config.method is MethodName.CELLULAR:
+        assert space is not None
+        return Cellular(config, dataset, on, timer, mixture_scorer(config, dataset, space))
+    scorer = None if space is None else class_scorer(config, dataset, space)
+    return Independent(config, dataset, on, timer, scorer)
+
+
+def check_space(config: RunConfig, dataset: Dataset, space: Space) -> None:
+    """Nothing; ConfigError when the run could not be scored in this space."""
+    if config.score.metric is not ScoreMetric.NONE:
+        class_scorer(config, dataset, space)
+    if config.cellular is not None and config.cellular.mixture.metric == "is":
+        InceptionMixture(space)
+
+
+def class_scorer(config: RunConfig, dataset: Dataset, space: Space) -> ClassScorer:
+    """Judges one cell's pictures."""
+    return ClassScorer(config.score, space, dataset, partition(config, dataset.labels))
+
+
+def mixture_scorer(
+    config: RunConfig, dataset: Dataset, space: Space
+) -> FrechetMixture | InceptionMixture:
+    """Judges mixtures of a neighbourhood's generators."""
+    assert config.cellular is not None
+    if config.cellular.mixture.metric == "is":
+        return InceptionMixture(space)
+    reference = set_of(dataset, Split.TRAIN, MOST_REFERENCES, dataset.labels)
+    return FrechetMixture(space, space.features_of(reference))

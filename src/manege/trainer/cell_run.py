@@ -1,0 +1,175 @@
+"""One cell on its way: restored, committed, judged, drawn; and the time it has had."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from manege import pictures
+from manege.cell import Judgement
+from manege.config import RunConfig
+from manege.errors import CheckpointError
+from manege.methods import Method, State, Step
+from manege.rundir import RunDir, cell_folder
+
+Emit = Callable[..., None]
+
+
+class CellFailed(Exception):
+    """This cell cannot go on; the others can."""
+
+
+def check_scorer(cell: str, meta: Mapping[str, Any], space: str | None) -> None:
+    """Nothing; CheckpointError when a commit was scored in another space than the run now has."""
+    if meta["space"] != space:
+        raise CheckpointError(
+            f"class {cell!r}: scored with the feature network {meta['space']}, scorer/ holds "
+            f"{space}; put the old one back, or start a new run"
+        )
+
+
+class CellRun:
+    """One cell on its way: its state, its commits, the time it has had."""
+
+    def __init__(
+        self,
+        cell: str,
+        config: RunConfig,
+        method: Method[Any],
+        identity: str,
+        rundir: RunDir,
+        space: str | None,
+    ) -> None:
+        self.cell = cell
+        self.state: State = method.init(cell)
+        self.spent_s = 0.0
+        self._config = config
+        self._method = method
+        self._identity = identity
+        self._rundir = rundir
+        self._space = space
+        self._final: dict[str, Any] | None = None
+        self._committed: tuple[int, int, int, bool] = (0, 0, 0, False)
+        self._committed_at = time.monotonic()
+        self._sheet_round = -1
+
+    def restore(self, emit: Emit) -> None:
+        """Go on from the last sound commit, if there is one."""
+        data = self._method.data_digest(self.cell)
+        found = self._rundir.load(self.cell, identity=self._identity)
+        if found is not None:
+            for warning in found.warnings:
+                emit("warning", cell=self.cell, message=warning)
+            if found.meta["data"] != data:
+                raise CheckpointError(
+                    f"class {self.cell!r}: its training pictures are not the ones this run began "
+                    "with; put them back, or start a new run"
+                )
+            check_scorer(self.cell, found.meta, self._space)
+            self.state.restore(found.tensors, found.meta)
+            self.spent_s = float(found.meta["spent_s"])
+            self._committed = self._place(judged=found.meta["final"] is not None)
+
+    def over_budget(self, share_s: float | None) -> bool:
+        """Whether the cell's share of the time is used up."""
+        return share_s is not None and self.spent_s >= share_s
+
+    def fraction(self, step: Step, share_s: float | None) -> float:
+        """The part of the cell's work that is behind it."""
+        parts = [0.0]
+        if self._config.rounds is not None:
+            parts.append((step.round_ - 1 + step.step / step.steps) / self._config.rounds)
+        if share_s:
+            parts.append(self.spent_s / share_s)
+        return min(1.0, max(parts))
+
+    def commit_due(self, step: Step) -> bool:
+        """Whether the configuration wants a commit here."""
+        every = self._config.checkpoints
+        if time.monotonic() - self._committed_at >= every.every_s:
+            return True
+        round_ended = step.losses is not None
+        return bool(round_ended and every.every_rounds and step.round_ % every.every_rounds == 0)
+
+    def judge_finally(self, emit: Emit) -> None:
+        """Score the state in which the cell ends, unless its last round did.
+
+        The verdict is kept beside the state, not in it: a run that is made longer later must not
+        differ from one that was long from the start.
+        """
+        if self._method.judges_now(self.state):
+            return
+        judgement = self._method.judge(self.cell, self.state)
+        if judgement is not None:
+            self._final = judgement.best()
+            self.tell_score(emit, judgement)
+
+    def tell_score(self, emit: Emit, judgement: Judgement) -> None:
+        """Tell what the generator is worth, and the best so far."""
+        best = self.state.best.told if self.state.best else None
+        if self._final is not None and (best is None or self._final["value"] < best["value"]):
+            best = self._final
+        emit(
+            "score",
+            cell=self.cell,
+            round=judgement.round_,
+            metric=self._config.score.metric.value,
+            space=self._space,
+            scores={
+                which.value: {"value": score.value, "low": score.low, "high": score.high}
+                for which, score in judgement.scores.items()
+            },
+            best=best,
+        )
+
+    def commit(self, emit: Emit) -> None:
+        """Save the state; nothing to do where it is saved already."""
+        here = self._place(judged=self._final is not None)
+        if here[:-1] == self._committed[:-1] and here[-1] <= self._committed[-1]:
+            return
+        if not self.state.is_finite():
+            if self.state.step > 0:
+                return  # The watchdog meets it at the next step.
+            raise CellFailed(f"a weight or loss is not finite in round {self.state.round_ + 1}")
+        start = time.monotonic()
+        commit = self._rundir.commit(
+            self.cell,
+            identity=self._identity,
+            round_=self.state.round_,
+            step=self.state.step,
+            tensors=self.state.to_arrays(),
+            meta={
+                **self.state.counters(),
+                "spent_s": round(self.spent_s, 3),
+                "data": self._method.data_digest(self.cell),
+                "space": self._space,
+                "final": self._final,
+            },
+        )
+        self._committed, self._committed_at = here, time.monotonic()
+        emit(
+            "commit",
+            cell=self.cell,
+            round=self.state.round_,
+            step=self.state.step,
+            bytes=commit.bytes,
+            seconds=round(self._committed_at - start, 4),
+        )
+
+    def _place(self, *, judged: bool) -> tuple[int, int, int, bool]:
+        """Where the state stands, and whether its last score is known."""
+        return self.state.round_, self.state.step, self.state.attempt, judged
+
+    def draw_sheet(self, emit: Emit) -> None:
+        """A sheet of this cell at its fixed latents; once a round."""
+        round_ = self.state.round_
+        if round_ == self._sheet_round:
+            return
+        self._sheet_round = round_
+        file = f"samples/{cell_folder(self.cell)}/round-{round_:06d}.png"
+        drawn = self._method.sheet(self.cell, self.state)
+        sheet, scale = pictures.grid(drawn), pictures.viewing_scale(drawn.shape[1])
+        recipe = {"cell": self.cell, "round": str(round_), "seed": str(self._config.seed)}
+        self._rundir.write_bytes(file, pictures.png_bytes(sheet, recipe, scale))
+        emit("sheet", cell=self.cell, round=round_, file=file)
