@@ -16,7 +16,7 @@ import pytest
 
 from manege.cli import _run
 
-TINY = ("--networks", "mlp", "--set", "networks.hidden=16", "--batch", "32")
+TINY = ("--preset", "paper", "--networks", "mlp", "--set", "networks.hidden=16", "--batch", "32")
 
 
 @dataclass(frozen=True)

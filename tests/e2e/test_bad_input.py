@@ -53,6 +53,16 @@ def loose_pictures(here: Path) -> None:
     write_class(here / "loose", 9)
 
 
+def table(content: str | bytes) -> Callable[[Path], object]:
+    """Nine pictures in one folder, and what is to be their labels.csv."""
+
+    def prepare(here: Path) -> None:
+        loose_pictures(here)
+        text("loose/labels.csv", content)(here)
+
+    return prepare
+
+
 def half_jpeg() -> bytes:
     whole = io.BytesIO()
     Image.fromarray(noise(0, 64, 64, 3)).save(whole, format="JPEG")
@@ -152,6 +162,56 @@ DATA = [
         "train animals",
         ("cat/zz.jpg", "truncated", "mend or remove"),
         prepare=animals_with("zz.jpg", half_jpeg()),
+    ),
+    Case(
+        "a table without columns",
+        "train loose",
+        ("loose/labels.csv", "no column for the file among 000.png, a", "file (or filename"),
+        prepare=table("000.png,a\n001.png,a\n"),
+    ),
+    Case(
+        "a table of a picture that is not there",
+        "train loose",
+        ("loose/labels.csv: line 3 lists 9.png, which is not there", "bring the files"),
+        prepare=table("file,label\n000.png,a\n9.png,a\n"),
+    ),
+    Case(
+        "a table that leads out of its folder",
+        "data check loose",
+        ("loose/labels.csv: line 2: ../../etc/x.png, expected a path below the folder", ".."),
+        prepare=table("file,label\n../../etc/x.png,a\n"),
+    ),
+    Case(
+        "a table that says two things of a picture",
+        "data check loose",
+        ("loose/labels.csv: line 3 lists 000.png as 'b', line 2 as 'a'", "keep the line that"),
+        prepare=table("file,label\n000.png,a\n000.png,b\n"),
+    ),
+    Case(
+        "a table with an empty label",
+        "train loose",
+        ("loose/labels.csv: line 2: 000.png has an empty label", "fill it in"),
+        prepare=table("file,label\n000.png,\n"),
+    ),
+    Case(
+        "a table of an unknown split",
+        "train loose",
+        ("loose/labels.csv: line 2: split 'dev', expected train or test, val",),
+        prepare=table("file,label,split\n000.png,a,dev\n"),
+    ),
+    Case(
+        "a table that is not UTF-8",
+        "evaluate loose --data loose",
+        ("loose/labels.csv: byte 19 is not UTF-8", "save the file as UTF-8"),
+        prepare=table("file,label\n000.png,é\n".encode("latin-1")),
+    ),
+    Case(
+        "a table with too few of a class",
+        "train loose",
+        ("too few training pictures", "'b' (1)", "at least 8"),
+        prepare=table(
+            "file,label\n" + "".join(f"00{n}.png,{'b' if n == 8 else 'a'}\n" for n in range(9))
+        ),
     ),
     Case(
         "a class of seven pictures",
@@ -388,6 +448,50 @@ OPTIONS = [
     Case("no output", "sample run", ("Missing option", "--out", "manege sample --help")),
     Case("an option without its value", "train digits --seed", ("--seed", "argument")),
     Case("one argument too many", "train digits mnist", ("unexpected extra argument", "mnist")),
+]
+
+SOFT_LOSSES = ("bce", "minimax", "least-squares", "hinge", "relativistic")
+NONSENSE = [
+    *(
+        Case(
+            f"clipping with {loss}",
+            f"train digits --constraint clip --loss {loss}",
+            (
+                f"training.constraint: clip bounds a Wasserstein critic, and the loss is {loss}",
+                "use r1, gp or spectral",
+            ),
+        )
+        for loss in SOFT_LOSSES
+    ),
+    *(
+        Case(
+            f"{constraint} beside BatchNorm",
+            f"train digits --constraint {constraint}",
+            (
+                f"training.constraint: {constraint} penalises each picture's own gradient, which "
+                "BatchNorm mixes with its batch's",
+                "set networks.discriminator_batchnorm=false",
+            ),
+        )
+        for constraint in ("gp", "r1", "r1r2")
+    ),
+    Case(
+        "spectral norms beside BatchNorm",
+        "train digits --constraint spectral --loss hinge",
+        (
+            "training.constraint: BatchNorm scales the discriminator up again",
+            "set networks.discriminator_batchnorm=false",
+        ),
+    ),
+    *(
+        Case(
+            f"{what} points",
+            f"train {toy} --networks mlp --set training.{key}",
+            ("training: points have no pixels to move or to mirror; leave augment and flip out",),
+        )
+        for what, key in (("augmenting", "augment.kind=adaptive"), ("mirroring", "flip=true"))
+        for toy in ("ring8", "grid25")
+    ),
 ]
 
 FILES = [
@@ -753,11 +857,14 @@ RUNS = [
 ]
 
 
+ALL = (*DATA, *OPTIONS, *NONSENSE, *FILES, *RUNS)
+
+
 def parameter(case: Case) -> object:
     return pytest.param(case, id=case.sentence.replace(" ", "-"))
 
 
-@pytest.mark.parametrize("case", [parameter(case) for case in (*DATA, *OPTIONS, *FILES, *RUNS)])
+@pytest.mark.parametrize("case", [parameter(case) for case in ALL])
 def test_bad_input_is_refused_in_one_line(
     case: Case, manege: Command, tmp_path: Path, trained: Path, trained_animals: Path
 ) -> None:
@@ -889,4 +996,4 @@ def test_every_problem_of_a_configuration_is_reported_at_once(
 
 
 def test_there_are_enough_cases() -> None:
-    assert len([*DATA, *OPTIONS, *FILES, *RUNS]) >= 100
+    assert len(ALL) >= 120

@@ -420,6 +420,7 @@ class StopAfter:
 def stopped(tmp_path: Path) -> Path:
     """A run that was stopped in its second class of three."""
     config = resolve(
+        preset="paper",
         flags={
             "data.source": "digits",
             "data.classes": ["3", "7", "8"],
@@ -427,7 +428,7 @@ def stopped(tmp_path: Path) -> Path:
             "networks.kind": "mlp",
             "networks.hidden": 16,
             "training.batch": 32,
-        }
+        },
     )
     # Three questions while decoding, twelve steps of the first class, some of the second.
     run = start_run(config, out=tmp_path / "stopped", stop=StopAfter(3 + 12 + 8))

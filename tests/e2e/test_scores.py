@@ -510,6 +510,7 @@ class StopAfter:
 def stopped(tmp_path: Path, evaluated: Path) -> Path:
     """A scored run that was stopped in the last round of its last class."""
     config = resolve(
+        preset="paper",
         flags={
             "data.source": "digits",
             "data.classes": ["3", "7", "8"],
@@ -520,7 +521,7 @@ def stopped(tmp_path: Path, evaluated: Path) -> Path:
             "training.ema": 0.9,
             "score.metric": "kid",
             "score.every_rounds": 1,
-        }
+        },
     )
     # Three questions while decoding, and one for each step.
     run = start_run(config, out=tmp_path / "stopped", stop=StopAfter(3 + 12 + 12 + 8))

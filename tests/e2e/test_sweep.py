@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from .command import Done, run_here
 from .conftest import Command
 
 PLAN = """
@@ -23,25 +24,36 @@ samples: 60
 base:
   networks: {{kind: mlp, hidden: 16}}
   training.batch: 32
+  sheets.every_rounds: 1000
 recipes:
-  bce: {{preset: paper-dc}}
-  one: {{preset: paper-dc, method: single}}
-  told: {{preset: paper-dc, method: conditional, training.loss: hinge}}
+  one: {{preset: paper-dc, method: single, rounds: 5}}
+  told: {{preset: paper-dc, method: conditional, training.loss: hinge, rounds: 100}}
 """
+PER_CLASS = "  bce: {preset: paper-dc, rounds: 5}\n"
+TOLD = "runs/told/seed-5/all"
 
 
-def write_plan(folder: Path, budget: str = "0.3") -> Path:
+def write_plan(folder: Path, more: str = PER_CLASS, budget: str = "60") -> Path:
+    """Rounds end its runs, long before their time is up, so that they end alike every time."""
     path = folder / "plan.yaml"
-    path.write_text(PLAN.format(budget=budget))
+    path.write_text(PLAN.format(budget=budget) + more)
     return path
 
 
-def test_recipes_of_all_methods_are_trained_and_measured_alike(
-    manege: Command, tmp_path: Path
-) -> None:
-    write_plan(tmp_path)
-    done = manege("sweep", "plan.yaml", "-o", "out", "--jobs", "2", "--json")
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+    """A finished sweep and what it told; not to be changed."""
+    folder = tmp_path_factory.mktemp("sweep")
+    write_plan(folder)
+    done = run_here("sweep", "plan.yaml", "-o", "out", "--jobs", "2", "--json", cwd=folder)
     assert done.code == 0, done.err
+    return folder, done
+
+
+def test_recipes_of_all_methods_are_trained_and_measured_alike(
+    undisturbed: tuple[Path, Done],
+) -> None:
+    folder, done = undisturbed
     rows = {row["recipe"]: row for row in done.json["rows"]}
     assert rows.keys() == {"bce", "one", "told"}
     for row in rows.values():
@@ -49,44 +61,110 @@ def test_recipes_of_all_methods_are_trained_and_measured_alike(
         assert len(row["values"]["kid"]) == len(row["values"]["coverage"]) == 1
     assert {"kid [3]", "kid [8]"} <= rows["bce"]["values"].keys() & rows["told"]["values"].keys()
     assert "kid [3]" not in rows["one"]["values"]
-    table = (tmp_path / "out" / "table.md").read_text()
+    table = (folder / "out" / "table.md").read_text()
     assert all(f"| `{name}` |" in table for name in rows)
     assert "| real pictures |" in table
-    assert (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list((tmp_path / "out" / "sheets").glob("*.png"))) == 3
+    assert (folder / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list((folder / "out" / "sheets").glob("*.png"))) == 3
     runs = sorted(
-        p.parent.relative_to(tmp_path / "out/runs").as_posix()
-        for p in (tmp_path / "out" / "runs").glob("*/*/*/config.yaml")
+        p.parent.relative_to(folder / "out/runs").as_posix()
+        for p in (folder / "out" / "runs").glob("*/*/*/config.yaml")
     )
     assert runs == ["bce/seed-5/3", "bce/seed-5/8", "one/seed-5/all", "told/seed-5/all"]
     # One model for both classes has the time of both.
-    config = (tmp_path / "out/runs/one/seed-5/all/config.yaml").read_text()
-    assert "budget_s: 0.6" in config
+    config = (folder / "out/runs/one/seed-5/all/config.yaml").read_text()
+    assert "budget_s: 120.0" in config
     assert "budget_clock: cpu" in config
 
-    again = manege("sweep", "plan.yaml", "-o", "out", "--json")
+    # A sweep that is finished is told again, and nothing is trained.
+    before = files(folder / "out" / "runs")
+    again = run_here("sweep", "plan.yaml", "-o", "out", "--json", cwd=folder)
     assert (again.code, again.err) == (0, "")
     assert again.json["rows"] == done.json["rows"]
+    assert files(folder / "out" / "runs") == before
 
 
-def test_a_sweep_that_is_stopped_has_its_runs_saved(manege: Command, tmp_path: Path) -> None:
-    write_plan(tmp_path, budget="4")
-    command = [sys.executable, "-m", "manege", "sweep", "plan.yaml", "-o", "out"]
+def test_the_time_of_a_plan_ends_its_runs(manege: Command, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, more="", budget="0.2").read_text()
+    told = next(line for line in plan.splitlines(keepends=True) if line.startswith("  told"))
+    (tmp_path / "plan.yaml").write_text(plan.replace(told, "").replace(", rounds: 5", ""))
+    done = manege("sweep", "plan.yaml", "-o", "out", "--json")
+    assert done.code == 0, done.err
+    (finished,) = events(tmp_path / "out/runs/one/seed-5/all", "cell_finished")
+    assert finished["reason"] == "budget"
+    assert finished["spent_s"] >= 0.4  # Of both classes.
+    assert finished["round"] < 1000
+
+
+def files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (run / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def interrupted(folder: Path, number: signal.Signals) -> str:
+    """What a sweep says that is sent a signal once its second run has gone on for a round."""
+    run = folder / "out" / TOLD
+    before = len(events(run, "round")) if run.exists() else 0
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "manege", "sweep", "plan.yaml", "-o", "out"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job ignores SIGINT and hands that on; a user's command does not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    first = tmp_path / "out/runs/bce/seed-5/3/events.jsonl"
     deadline = time.monotonic() + 60
-    while not (first.exists() and '"round"' in first.read_text()):
+    while not ((run / "events.jsonl").exists() and len(events(run, "round")) > before):
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
-    assert process.returncode == 75
-    assert b"go on with the same command" in out
-    status = json.loads((first.parent / "status.json").read_text())
-    assert status["state"] == "stopped"
-    assert list(first.parent.glob("checkpoints/3/*.safetensors"))
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 75, err
+    return out
+
+
+def test_a_sweep_interrupted_and_started_again_gives_the_same_table(
+    undisturbed: tuple[Path, Done], manege: Command, tmp_path: Path
+) -> None:
+    write_plan(tmp_path, more="")
+    told, one = tmp_path / "out" / TOLD, tmp_path / "out" / "runs/one/seed-5/all"
+    finished = None
+    for times, number in enumerate((signal.SIGINT, signal.SIGTERM), start=1):
+        assert "go on with the same command" in interrupted(tmp_path, number)
+        assert not (tmp_path / "out" / "table.md").exists()
+        # The run under way is saved, the one before it is finished and not touched again.
+        assert json.loads((told / "status.json").read_text())["state"] == "stopped"
+        assert list(told.glob("checkpoints/all/*.safetensors"))
+        assert len(events(told, "run_stopped")) == times
+        finished = finished or files(one)
+        assert json.loads((one / "status.json").read_text())["state"] == "finished"
+        assert files(one) == finished
+    done = manege("sweep", "plan.yaml", "-o", "out", "--json")
+    assert done.code == 0, done.err
+    assert files(one) == finished
+    saved = [(event["round"], event["step"]) for event in events(told, "commit")]
+    begun = [(event["round"], event["step"]) for event in events(told, "cell_started")]
+    assert begun == [(0, 0), *saved[:2]]  # Each time from where it was stopped.
+    assert (0, 0) < saved[0] < saved[1] < saved[2] == (100, 0)
+
+    folder, whole = undisturbed
+    assert done.json["rows"] == [row for row in whole.json["rows"] if row["recipe"] != "bce"]
+    tables = [(root / "out" / "table.md").read_text() for root in (folder, tmp_path)]
+    lines = [[row for row in table.splitlines() if "`bce`" not in row] for table in tables]
+    assert lines[0] == lines[1]
+    for sheet in ("one-seed-5.png", "told-seed-5.png"):
+        drawn = [(root / "out" / "sheets" / sheet).read_bytes() for root in (folder, tmp_path)]
+        assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +174,7 @@ def test_a_sweep_that_is_stopped_has_its_runs_saved(manege: Command, tmp_path: P
         (("seeds: [5]", "seeds: [5, 5]"), "twice"),
         (("hinge", "hing"), "recipe told: configuration: training.loss"),
         (("bce:", "../bce:"), "recipes: found '../bce'"),
-        (("budget_s: 0.3", "budget_s: soon"), "budget_s"),
+        (("budget_s: 60", "budget_s: soon"), "budget_s"),
         (("seeds:", "sedes:"), "sedes"),
         (("data: digits", "data: [digits"), "plan.yaml"),
     ],

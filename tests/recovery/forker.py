@@ -47,7 +47,7 @@ def config(**sets: str) -> RunConfig:
         "sheets.pictures": "4",
     }
     pairs = [f"{key}={value}" for key, value in (base | sets).items()]
-    return resolve(flags={"data.source": "digits"}, sets=pairs)
+    return resolve(preset="paper", flags={"data.source": "digits"}, sets=pairs)
 
 
 def forked(work: Callable[[], object], failpoint: str = "") -> int:

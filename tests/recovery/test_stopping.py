@@ -24,6 +24,7 @@ from tests.e2e.command import Done, run_here
 from tests.recovery.forker import state_of
 
 TINY = [
+    *("--preset", "paper"),
     *("--classes", "3,7", "--limit-per-class", "40", "--batch", "20", "--sheet-every", "1000"),
     *("--set", "networks.generator_width=16", "--set", "networks.discriminator_width=8"),
 ]

@@ -18,6 +18,7 @@ from manege.evaluation import Evaluation
 from manege.metrics import Score
 
 TINY = {
+    "preset": "paper",
     "rounds": 1,
     "data__classes": ["3", "7"],
     "data__limit_per_class": 40,

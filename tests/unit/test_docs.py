@@ -9,6 +9,7 @@ import subprocess
 import sys
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -28,7 +29,7 @@ def test_events_of_real_runs_fit_the_schema_and_the_page(tmp_path, monkeypatch):
     sets = ["networks.kind=mlp", "data.classes=[1, 2]", "sheets.every_rounds=2"]
     sets += ["score.metric=kid", "score.every_rounds=2", "training.ema=0.9"]
     sets += ["training.attempts=2", "training.augment.kind=adaptive"]
-    config = resolve(flags={"data.source": "digits", "rounds": 3}, sets=sets)
+    config = resolve(preset="paper", flags={"data.source": "digits", "rounds": 3}, sets=sets)
     # The second step breaks down.
     troubles = chain([None, "poisoned"], repeat(None))
     monkeypatch.setattr("manege.methods.independent.step_trouble", lambda state: next(troubles))
@@ -46,13 +47,22 @@ def test_events_of_real_runs_fit_the_schema_and_the_page(tmp_path, monkeypatch):
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     seen = set()
-    for event in RunDir.open(tmp_path / "run").events():
+    for event in (*RunDir.open(tmp_path / "run").events(), *_events_of_a_grid(tmp_path / "grid")):
         validator.validate(event)
         seen.add(event["event"])
     known = set(schema["properties"]["event"]["enum"])
     assert seen == known - {"warning", "cell_failed"}  # Those two: tests/recovery.
     for name in known:
         assert f"| `{name}` |" in page
+
+
+def _events_of_a_grid(out: Path) -> list[dict[str, Any]]:
+    small = ["networks.hidden=8", "cellular.fitness_samples=16", "cellular.mixture.steps=2"]
+    small += ["cellular.mixture.samples=100", "cellular.mixture.final_samples=100"]
+    flags = {"data.source": "digits", "method": "cellular", "rounds": 2}
+    flags |= {"cellular.rows": 1, "cellular.columns": 2, "cellular.mixture.final_steps": 2}
+    start_run(resolve(preset="cellular-mustangs", flags=flags, sets=small), out=out)
+    return list(RunDir.open(out).events())
 
 
 def test_the_schema_refuses_what_no_run_writes():

@@ -23,6 +23,7 @@ from manege.sampler import Model, Samples
 
 THREE = ("3", "7", "8")
 TINY = {
+    "preset": "paper",
     "rounds": 1,
     "data__classes": list(THREE),
     "data__limit_per_class": 40,

@@ -42,7 +42,7 @@ RESNET = ("networks.kind=resnet", *BARE[1:3], "networks.latent=4")
 
 
 def _method(*sets: str) -> Independent:
-    config = resolve(flags={"data.source": "digits"}, sets=[*BASE, *sets])
+    config = resolve(preset="paper", flags={"data.source": "digits"}, sets=[*BASE, *sets])
     return Independent(config, open_dataset(config.data), CPU, lambda phase: nullcontext())
 
 
@@ -227,7 +227,7 @@ def test_a_conditional_pair_is_scored_on_labels_as_frequent_as_in_its_data(tmp_p
     pictures = np.random.default_rng(0).integers(0, 256, (400, 8, 8), np.uint8)
     np.savez(tmp_path / "a.npz", images=pictures, labels=np.arange(400) % 4 // 3)
     flags = {"data.source": str(tmp_path / "a.npz"), "method": "conditional"}
-    config = resolve(flags=flags, sets=[*BASE, "score.samples=200"])
+    config = resolve(preset="paper", flags=flags, sets=[*BASE, "score.samples=200"])
     scorer = SimpleNamespace(score=lambda cell, drawn: SimpleNamespace(value=0.0, low=0, high=0))
     method = Independent(
         config, open_dataset(config.data), CPU, lambda phase: nullcontext(), scorer
@@ -361,7 +361,9 @@ def test_changes_are_drawn_once_the_chance_is_above_zero():
 def test_points_are_refused_augmentation_or_train_with_it():
     flags = {"data.source": "ring8", "networks.kind": "mlp"}
     try:
-        config = resolve(flags=flags, sets=[*BASE[1:], *ADAPTIVE, "training.batches_per_round=1"])
+        config = resolve(
+            preset="paper", flags=flags, sets=[*BASE[1:], *ADAPTIVE, "training.batches_per_round=1"]
+        )
     except ConfigError:
         return
     method = Independent(config, open_dataset(config.data), CPU, lambda phase: nullcontext())
@@ -500,6 +502,7 @@ def _run(tmp_path, name: str, *sets: str, poisoned=None):
         return images
 
     config = resolve(
+        preset="paper",
         flags={"data.source": "digits", "rounds": 3},
         sets=[*BASE, "data.classes=[3, 7]", "training.ema=0.9", *sets],
     )

@@ -39,7 +39,7 @@ def _cache(tmp_path_factory, monkeypatch):
 
 def _method(*sets: str) -> Independent:
     base = ["networks.kind=mlp", "networks.hidden=8", "training.batch=50"]
-    config = resolve(flags={"data.source": "digits"}, sets=[*base, *sets])
+    config = resolve(preset="paper", flags={"data.source": "digits"}, sets=[*base, *sets])
     return Independent(config, open_dataset(config.data), CPU, lambda phase: nullcontext())
 
 
@@ -145,7 +145,9 @@ def _scored(*sets: str) -> Independent:
     """The method with a scorer in the random space, which needs no training."""
     small = ["networks.kind=dcgan", "training.batches_per_round=1", "training.batch=50"]
     scoring = ["score.metric=kid", "score.every_rounds=1", "score.samples=16"]
-    config = resolve(flags={"data.source": "digits"}, sets=[*small, *scoring, *sets])
+    config = resolve(
+        preset="paper", flags={"data.source": "digits"}, sets=[*small, *scoring, *sets]
+    )
     dataset = open_dataset(config.data)
     parts = partition(config, dataset.labels)
     scorer = ClassScorer(config.score, random_space(8, 1), dataset, parts)
@@ -238,7 +240,8 @@ def _config(folder: Path, **more: object) -> RunConfig:
     }
     if "networks__kind" in more:
         del flags["networks.hidden"]
-    return resolve(flags=flags | {key.replace("__", "."): value for key, value in more.items()})
+    more_flags = {key.replace("__", "."): value for key, value in more.items()}
+    return resolve(preset="paper", flags=flags | more_flags)
 
 
 SCORED = {"score__metric": "kid", "score__every_rounds": 2, "score__samples": 16}
@@ -443,6 +446,7 @@ def test_a_lost_scorer_is_made_again_on_resume(tmp_path):
 def test_toys_are_scored_by_their_points(tmp_path):
     done = manege.train(
         "ring8",
+        preset="paper",
         out=tmp_path / "run",
         rounds=2,
         data__classes=["0", "1"],

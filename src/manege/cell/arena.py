@@ -48,20 +48,20 @@ class Arena:
         self._z_NZ = z_NZ
         self._discriminators = discriminators
         self._fakes = [self._drawn_by(record) for record in generators]
-        contests = [self._judged_by(record, self._fakes) for record in discriminators]
-        self.generator_losses_GD = np.array([one.of_fakes for one in contests]).T
+        judged = [self._logits(record, [reals, *self._fakes]) for record in discriminators]
+        self.generator_losses_GD = np.array([_generator_losses(fakes) for _, *fakes in judged]).T
         """The generators' losses: how far each discriminator is from taking their pictures."""
-        self.discriminator_losses_DG = np.array([one.own for one in contests])
+        self.discriminator_losses_DG = np.array([_discriminator_losses(one) for one in judged])
 
     def generator_against_all(self, record: np.ndarray) -> np.ndarray:
         """A newcomer's losses against each of the gathered discriminators."""
         fakes = [self._drawn_by(record)]
-        rows = [self._judged_by(one, fakes).of_fakes[0] for one in self._discriminators]
-        return np.array(rows)
+        rows = [_generator_losses(self._logits(one, fakes)) for one in self._discriminators]
+        return np.concatenate(rows)
 
     def discriminator_against_all(self, record: np.ndarray) -> np.ndarray:
         """A newcomer's losses against each of the gathered generators."""
-        return np.array(self._judged_by(record, self._fakes).own)
+        return np.array(_discriminator_losses(self._logits(record, [self._reals, *self._fakes])))
 
     def diversity(self) -> float:
         """Mean distance between the pictures of two gathered generators at the same latent."""
@@ -81,28 +81,25 @@ class Arena:
         return torch.cat([generator.network(z_BZ) for z_BZ in self._z_NZ.split(_CHUNK)])
 
     @torch.no_grad()
-    def _judged_by(self, record: np.ndarray, fakes: Sequence[Tensor]) -> _Contest:
+    def _logits(self, record: np.ndarray, sets: Sequence[Tensor]) -> list[Tensor]:
+        """What a discriminator makes of some sets of pictures; never of two sets in one batch."""
         discriminator = self._judge.discriminator
         discriminator.load(record)
         discriminator.network.eval()
-
-        def logits(pictures: Tensor) -> Tensor:
-            return torch.cat([discriminator.network(part) for part in pictures.split(_CHUNK)])
-
-        real = _mean(F.softplus(-logits(self._reals)))
-        judged = [logits(pictures) for pictures in fakes]
-        return _Contest(
-            of_fakes=[_mean(F.softplus(-fake_N)) for fake_N in judged],
-            own=[real + _mean(F.softplus(fake_N)) for fake_N in judged],
-        )
+        return [
+            torch.cat([discriminator.network(part) for part in pictures.split(_CHUNK)])
+            for pictures in sets
+        ]
 
 
-class _Contest:
-    """One discriminator against some generators' pictures."""
+def _generator_losses(fakes: Sequence[Tensor]) -> list[float]:
+    return [_mean(F.softplus(-fake_N)) for fake_N in fakes]
 
-    def __init__(self, of_fakes: list[float], own: list[float]) -> None:
-        self.of_fakes = of_fakes
-        self.own = own
+
+def _discriminator_losses(real_and_fakes: Sequence[Tensor]) -> list[float]:
+    real_N, *fakes = real_and_fakes
+    real = _mean(F.softplus(-real_N))
+    return [real + _mean(F.softplus(fake_N)) for fake_N in fakes]
 
 
 def fitness(losses_AO: np.ndarray, kind: Fitness) -> np.ndarray:

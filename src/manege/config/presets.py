@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-DEFAULT_PRESET = "paper"
+DEFAULT_PRESET = "modern"
 DEFAULT_CELLULAR_PRESET = "cellular-paper"
 
 _TABLE_I: dict[str, Any] = {
@@ -16,6 +16,35 @@ _TABLE_I: dict[str, Any] = {
 }
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "modern": (
+        "what won by measurement: relativistic loss, R1 + R2, averaged weights, the best by score",
+        {
+            "rounds": 1000,
+            "networks": {
+                "kind": "dcgan",
+                "generator_width": 32,
+                "batchnorm_eps": 1e-5,
+                "discriminator_width": 32,
+                "discriminator_batchnorm": False,
+                "dropout": 0.0,
+            },
+            "training": {
+                "loss": "relativistic",
+                "constraint": {"kind": "r1r2", "gamma": 0.1},
+                "optimiser": {
+                    "generator_lr": 8e-4,
+                    "discriminator_lr": 1.6e-3,
+                    "beta1": 0.0,
+                    "beta2": 0.99,
+                },
+                "batch": 32,
+                "ema": 0.999,
+                "flip": None,
+                "attempts": 3,
+            },
+            "score": {"metric": "kid"},
+        },
+    ),
     "paper": (
         "W-CGAN of Lupo Pasini & Yin: Tables 1-2, Wasserstein loss, Adam 2e-4, 1,000 rounds",
         {"rounds": 1000, "training": {"loss": "wasserstein"}},

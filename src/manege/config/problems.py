@@ -77,28 +77,46 @@ def _is_union_tag(part: Any, loc: tuple[Any, ...], tree: Tree) -> bool:
     before = loc[: loc.index(part)]
     node: Any = tree
     for key in before:
-        node = node.get(key) if isinstance(node, dict) else None
+        node = _inside(node, key)
     return isinstance(node, dict) and node.get("kind") == part and part not in node
 
 
 def _section_at(loc: tuple[Any, ...], tree: Tree) -> type[BaseModel]:
     """The section at a path; of several kinds the one that the tree has chosen."""
-    section: type[BaseModel] = RunConfig
+    section: Any = RunConfig
     node: Any = tree
     for part in loc:
-        node = node.get(part)
-        section = next(
-            member
-            for member in _members(section.model_fields[part].annotation)
-            if "kind" not in member.model_fields
-            or node.get("kind") in get_args(member.model_fields["kind"].annotation)
-        )
-    return section
+        node = _inside(node, part)
+        members = _members(_declared(section, part))
+        section = next(one for one in members if _is_chosen(one, node))
+    found: type[BaseModel] = section
+    return found
+
+
+def _is_chosen(member: Any, node: Any) -> bool:
+    """Whether the tree's node is of this type; lists and sections without kinds have no choice."""
+    if get_origin(member) is tuple or "kind" not in member.model_fields:
+        return True
+    return node.get("kind") in get_args(member.model_fields["kind"].annotation)
+
+
+def _declared(section: Any, part: Any) -> Any:
+    """The declaration of a section's key, or of a list's items."""
+    return get_args(section)[0] if isinstance(part, int) else section.model_fields[part].annotation
+
+
+def _inside(node: Any, key: Any) -> Any:
+    if isinstance(node, dict):
+        return node.get(key)
+    return node[key] if isinstance(node, list | tuple) and isinstance(key, int) else None
 
 
 def _accepted(loc: tuple[Any, ...], tree: Tree) -> list[Any]:
     """The values a key takes: of an enumeration, or written out."""
-    members = _members(_section_at(loc[:-1], tree).model_fields[loc[-1]].annotation)
+    in_list = isinstance(loc[-1], int)
+    *before, key = loc[:-1] if in_list else loc
+    declared = _declared(_section_at(tuple(before), tree), key)
+    members = _members(get_args(declared)[0] if in_list else declared)
     return [
         value
         for member in members

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from manege.config.cellular import Cellular
 from manege.config.presets import DEFAULT_CELLULAR_PRESET, DEFAULT_PRESET, PRESETS
 from manege.config.problems import expected_one_of, join_problems, tell
 from manege.config.schema import DataConfig, Method, RunConfig
@@ -58,7 +59,8 @@ def resolve(
     if not isinstance(name, str) or name not in PRESETS:
         problems.append(f"preset: found {name!r}, {expected_one_of(PRESETS, str(name))}")
         name = default
-    merged = _merge(_defaults(), _merge(PRESETS[name][1], {**given, "preset": name}))
+    chosen = _merge(PRESETS[name][1], {**given, "preset": name})
+    merged = _merge(_defaults(on_grid=chosen.get("cellular") is not None), chosen)
     if merged["method"] != Method.CELLULAR and "cellular" not in given:
         merged["cellular"] = None  # A control of a grid: its preset without the grid.
     if given.get("budget_s") is not None and "rounds" not in given:
@@ -158,11 +160,11 @@ def _place(tree: Tree, dotted: str, value: Any) -> None:
     tree.update(merged)
 
 
-def _defaults() -> Tree:
-    """Every value the schema has a default for."""
+def _defaults(*, on_grid: bool) -> Tree:
+    """Every value the schema has a default for, the grid's too where there is one."""
     tree = RunConfig(preset="", rounds=1, data=DataConfig(source="-")).model_dump(mode="json")
     del tree["preset"], tree["rounds"], tree["data"]["source"]
-    return tree
+    return tree | {"cellular": Cellular().model_dump(mode="json") if on_grid else None}
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:

@@ -146,12 +146,14 @@ class InceptionMixture:
         """
         known = self._known(pictures_NSSC, at_least=4)
         parts = np.array_split(known, min(_BLOCKS, len(known) // 2))
-        total = known.sum(axis=0)
+        sums = np.stack([part.sum(axis=0) for part in parts])
+        # The sum of the others: taking one from the whole could leave less than nothing.
         without_each = [
-            self._value((total - part.sum(axis=0)) / (len(known) - len(part))) for part in parts
+            self._value(np.delete(sums, block, axis=0).sum(axis=0) / (len(known) - len(part)))
+            for block, part in enumerate(parts)
         ]
         return normal(
-            self._value(total / len(known)),
+            self._value(sums.sum(axis=0) / len(known)),
             jackknife_variance(without_each),
             lowest=-float(len(self.space.labels)),
             highest=-1.0,
@@ -172,8 +174,7 @@ class InceptionMixture:
 
     def _value(self, mean: np.ndarray) -> float:
         """Minus the score, from mean probabilities and the mean entropy; within its range."""
-        # Blocks taken from a sum may leave a probability a rounding below 0.
-        information = float(entr(np.maximum(mean[:-1], 0.0)).sum() - mean[-1])
+        information = float(entr(mean[:-1]).sum() - mean[-1])
         return -float(np.clip(np.exp(information), 1.0, len(self.space.labels)))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from manege import pictures
+from manege.config.schema import TOY_NAMES
 from manege.errors import CheckpointError
 from manege.evaluation import Options, evaluate
 from manege.files import make_folder, read_capped, write_atomic
@@ -27,7 +28,19 @@ from manege.sweep.plan import Plan, Unit
 from manege.sweep.runs import run_folder
 
 METRICS = ("kid", "fd", "prdc", "labels")
-SHOWN = ("kid", "fd", "precision", "recall", "density", "coverage", "agreement")
+TOY_METRICS = ("kid", "fd", "prdc", "modes")
+SHOWN = (
+    "kid",
+    "fd",
+    "precision",
+    "recall",
+    "density",
+    "coverage",
+    "agreement",
+    "label-tvd",
+    "modes",
+    "high-quality",
+)
 _COLUMNS = 16
 _CAP_BYTES = 1 << 26
 
@@ -127,7 +140,7 @@ def _has_model(run: Path) -> bool:
 
 def _options(plan: Plan, model: Model, data_root: str | None) -> Options:
     return Options(
-        metrics=METRICS,
+        metrics=TOY_METRICS if plan.data in TOY_NAMES else METRICS,
         samples=plan.samples,
         per_class=not model.unlabelled,
         classes=tuple(plan.classes),

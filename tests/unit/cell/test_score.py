@@ -21,9 +21,8 @@ RAMP = 9
 
 def _state(ema: float = 0.0, kind: str = "mlp") -> CellState:
     small = ["networks.hidden=4"] if kind == "mlp" else []
-    config = resolve(
-        flags={"data.source": "digits", "networks.kind": kind, "training.ema": ema}, sets=small
-    )
+    flags = {"data.source": "digits", "networks.kind": kind, "training.ema": ema}
+    config = resolve(preset="paper", flags=flags, sets=small)
     return new_state(config, "3", SHAPE, CPU)
 
 
@@ -85,7 +84,9 @@ def test_the_average_holds_buffers_too_and_changes_nothing_in_the_pair():
         before = state.pair.generator.record.clone()
         state.average(0.5)
         assert torch.equal(before, state.pair.generator.record)
-    averaged = generator_with(resolve(flags={"data.source": "digits"}).networks, SHAPE, state.ema)
+    averaged = generator_with(
+        resolve(preset="paper", flags={"data.source": "digits"}).networks, SHAPE, state.ema
+    )
     names = dict(averaged.named_buffers())
     assert names
     for name, buffer in names.items():
@@ -111,7 +112,7 @@ def test_an_average_that_is_not_finite_is_noticed():
 
 
 def test_a_generator_on_a_body_draws_what_its_owner_draws_and_leaves_it_alone():
-    config = resolve(flags={"data.source": "digits"})
+    config = resolve(preset="paper", flags={"data.source": "digits"})
     state = new_state(config, "3", SHAPE, CPU)
     z = np.random.default_rng(0).standard_normal((5, 100)).astype(np.float32)
     before = state.pair.generator.record.clone()

@@ -39,7 +39,9 @@ KINDS = pytest.mark.parametrize(
 
 
 def _config(sets: list[str]):
-    return resolve(flags={"data.source": "digits"}, sets=[*sets, "training.attempts=3"])
+    return resolve(
+        preset="paper", flags={"data.source": "digits"}, sets=[*sets, "training.attempts=3"]
+    )
 
 
 def _state(sets: list[str], labels: int = 0) -> CellState:

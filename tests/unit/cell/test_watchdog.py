@@ -17,7 +17,7 @@ NAN, INF = math.nan, math.inf
 
 def _state(*sets: str) -> CellState:
     base = ["networks.kind=mlp", "networks.hidden=8", "training.ema=0.9"]
-    config = resolve(flags={"data.source": "digits"}, sets=[*base, *sets])
+    config = resolve(preset="paper", flags={"data.source": "digits"}, sets=[*base, *sets])
     return new_state(config, "3", PictureShape(8, 1), torch.device("cpu"))
 
 

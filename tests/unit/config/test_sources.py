@@ -131,7 +131,7 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
         ("seed=-1", "seed: found -1"),
         ("device=gpu", "device: found 'gpu', expected auto, cpu, cuda or cuda:N"),
         ("rounds=null", "rounds and budget_s are both null"),
-        ("preset=papr", "preset: found 'papr', expected one of paper, paper-dc, "),
+        ("preset=papr", "preset: found 'papr', expected one of modern, paper, paper-dc, "),
         ("batch", "--set 'batch': expected key=value"),
         ("a=[", "--set 'a=[': line 1: not usable YAML"),
     ],
@@ -240,7 +240,7 @@ def test_the_configuration_is_frozen():
 
 
 def test_the_identity_changes_with_the_arithmetic_and_with_nothing_else():
-    config = resolve(flags=DIGITS)
+    config = resolve(preset="paper", flags=DIGITS)
     same = {"rounds": 3, "budget_s": 5, "checkpoints.every_s": 1, "data.root": "/x"}
     for key, value in same.items():
         assert amended(config, {key: value}).identity() == config.identity(), key
@@ -324,9 +324,9 @@ def test_what_makes_sense_together_is_accepted_and_the_rest_refused(networks, ki
         networks == NETWORKS[0] and bounded
     )
     if refused:
-        assert len(_problems(flags=DIGITS, sets=sets)) == 1
+        assert len(_problems(preset="paper", flags=DIGITS, sets=sets)) == 1
     else:
-        training = resolve(flags=DIGITS, sets=sets).training
+        training = resolve(preset="paper", flags=DIGITS, sets=sets).training
         assert (training.loss, training.constraint.kind) == (loss, kind)
 
 
@@ -355,14 +355,14 @@ def test_what_makes_sense_together_is_accepted_and_the_rest_refused(networks, ki
     ],
 )
 def test_nonsense_is_refused_with_the_reason_and_the_way_out(sets, reason):
-    (problem,) = _problems(flags=DIGITS, sets=sets)
+    (problem,) = _problems(preset="paper", flags=DIGITS, sets=sets)
     assert reason in problem
     if "batchnorm=false" in problem:  # The way out leads out.
-        assert resolve(flags=DIGITS, sets=[*sets, BARE])
+        assert resolve(preset="paper", flags=DIGITS, sets=[*sets, BARE])
 
 
 def test_nonsense_is_refused_in_an_amended_configuration_too():
-    config = resolve(flags=DIGITS, sets=["training.constraint.kind=clip"])
+    config = resolve(preset="paper", flags=DIGITS, sets=["training.constraint.kind=clip"])
     with pytest.raises(ConfigError, match="clip bounds a Wasserstein critic"):
         amended(config, {"training.loss": "hinge"})
 

@@ -13,6 +13,7 @@ from manege.cell.mixture import evolve, proportions, uniform
 from manege.data import Split
 from manege.errors import ConfigError
 from manege.metrics import Space, points_space, random_space
+from manege.metrics import mixture as module
 from manege.metrics.estimate import Z95
 from manege.metrics.frechet import Moments, frechet, frechet_distance, moments
 from manege.metrics.mixture import FrechetMixture, InceptionMixture
@@ -130,9 +131,10 @@ def test_directions_without_spread_do_no_harm():
     assert dead.score(uniform(1), [dead.moments(thin)]) == pytest.approx(traces, rel=1e-12)
 
 
-def test_a_score_is_never_negative():
-    reference = features(4, 100, 8)
-    scorer = FrechetMixture(wide(8), reference)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_score_is_never_negative(seed):
+    reference = features(seed, 40, 3)
+    scorer = FrechetMixture(wide(3), reference)
     assert 0 <= scorer.score(uniform(1), [scorer.moments(reference)]) < 1e-9
 
 
@@ -173,7 +175,7 @@ def test_few_pictures_are_measured_too(count):
 def test_the_interval_is_as_wide_as_pictures_drawn_in_proportion_vary():
     reference, source = reference_points() * 0.5, np.random.default_rng(6)
     scorer, order = FrechetMixture(points_space(), reference), proportions(uniform(5), 1000)
-    found = [scorer.measure(points(source, order)) for _ in range(60)]
+    found = [scorer.measure(points(source, order)) for _ in range(40)]
     spread = np.std([one.value for one in found])
     reach = np.mean([one.high - one.value for one in found]) / Z95
     # The reference's own noise is in the interval as well. Blocks of every twentieth picture
@@ -215,17 +217,52 @@ def test_moments_are_flat_doubles_and_leave_the_order_of_members_alone():
 
 
 def test_the_same_moments_get_the_same_score_to_the_bit_whatever_the_threads():
-    def found(threads: int) -> tuple[bytes, float]:
+    # Wide enough for two threads to change the bits of an eigenvalue.
+    sets = [features(seed, 1000, 128) for seed in range(3)]
+
+    def found(threads: int) -> tuple[list[bytes], float]:
         torch.set_num_threads(threads)
         try:
-            scorer = FrechetMixture(wide(40), features(0, 3000, 40))
-            known = [scorer.moments(features(seed, 3000, 40)) for seed in (1, 2)]
-            return known[0].tobytes(), scorer.score(np.array([0.3, 0.7]), known)
+            scorer = FrechetMixture(wide(128), sets[0])
+            known = [scorer.moments(own) for own in sets[1:]]
+            return [own.tobytes() for own in known], scorer.score(np.array([0.3, 0.7]), known)
         finally:
             assert torch.get_num_threads() == threads
             torch.set_num_threads(1)
 
     assert found(1) == found(2) == found(1)
+
+
+def test_everything_is_computed_by_one_thread(monkeypatch):
+    seen = []
+
+    def seeing(name: str) -> None:
+        plain = getattr(module, name)
+
+        def seen_first(*arguments):
+            seen.append((name, torch.get_num_threads()))
+            return plain(*arguments)
+
+        monkeypatch.setattr(module, name, seen_first)
+
+    for name in ("moments", "root", "frechet"):
+        seeing(name)
+    own = features(1, 50, 3)
+    torch.set_num_threads(2)
+    try:
+        scorer = FrechetMixture(wide(3), features(0, 50, 3))
+        scorer.moments(own)
+        scorer.measure(own)
+    finally:
+        torch.set_num_threads(1)
+    assert seen == [("moments", 1), ("root", 1), ("moments", 1), ("frechet", 1)]
+
+
+@pytest.mark.parametrize(("count", "blocks"), [(40, 20), (1003, 20), (13, 6), (5, 2)])
+def test_blocks_of_a_jackknife_are_runs_of_pictures(count, blocks):
+    order = module._runs(count, blocks)
+    found = [order[block::blocks].tolist() for block in range(blocks)]
+    assert found == [part.tolist() for part in np.array_split(np.arange(count), blocks)]
 
 
 def test_wrong_features_and_moments_are_refused():
@@ -350,12 +387,27 @@ def test_the_algebra_agrees_with_the_inception_score_of_pictures_drawn_from_the_
     assert np.std(apart) < 0.02
 
 
+@pytest.mark.parametrize(("count", "blocks"), [(83, 20), (13, 6), (4, 2)])
+def test_the_inception_scores_interval_is_the_jackknife_over_runs(count, blocks):
+    scorer, drawn = InceptionMixture(labelled(3, 6.0)), vague(np.random.default_rng(5), count, 3)
+    left_out = [
+        scorer.score(uniform(1), [scorer.moments(np.delete(drawn, part, axis=0))])
+        for part in np.array_split(np.arange(count), blocks)
+    ]
+    reach = Z95 * np.sqrt((blocks - 1) * np.var(left_out))
+    found = scorer.measure(drawn)
+    assert found.low == pytest.approx(max(-3, found.value - reach), rel=1e-9)
+    assert found.high == pytest.approx(min(-1, found.value + reach), rel=1e-9)
+
+
 def test_the_inception_scores_interval_is_as_wide_as_pictures_drawn_in_proportion_vary():
     source, scorer = np.random.default_rng(3), InceptionMixture(labelled(5, 6.0))
     found = []
     for _ in range(80):
-        drawn = np.stack([vague(source, 200, 5, member) for member in range(5)], axis=1)
-        found.append(scorer.measure(drawn.reshape(1000, 1, 1, 5)))
+        members = [vague(source, 200, 5, member) for member in range(4)]
+        # One of them sure of itself: it moves the score on its own.
+        members.append(certain(source.integers(0, 2, 200), 5))
+        found.append(scorer.measure(np.stack(members, axis=1).reshape(1000, 1, 1, 5)))
     spread = np.std([one.value for one in found])
     reach = np.mean([one.high - one.value for one in found]) / Z95
     assert reach == pytest.approx(spread, rel=0.3)
