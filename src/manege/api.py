@@ -173,7 +173,10 @@ def start_run(
     command: str | None = None,
 ) -> Run:
     """A new run, from opening the data to the combined model."""
-    device.resolve(config.device)  # Refuse before anything is made.
+    # Refuse before anything is made: a feature network takes minutes.
+    device.resolve(config.device)
+    if out is not None:
+        RunDir.check_free(out)
     dataset = open_dataset(config.data)
     config = _settled(config, dataset)
     decode(dataset, say, stop)

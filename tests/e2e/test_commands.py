@@ -123,7 +123,9 @@ def config(manege: Command, *args: str) -> dict:
         (),
         ("--preset", "paper-dc", "--budget", "1h30m"),
         THREE,
-        ("--constraint", "clip", "--set", "training.constraint.bound=0.1", "--classes", "no,007"),
+        ("--loss", "wasserstein", "--constraint", "clip", "--set", "training.constraint.bound=0.1"),
+        ("--classes", "no,007"),
+        ("--method", "cellular", "--grid", "2x3", "--neighbourhood", "ring"),
         ("--checkpoint-every", "10", "--set", "training.batches_per_round=3", "--channels", "3"),
     ],
 )
@@ -308,7 +310,7 @@ def test_progress_elsewhere_than_on_a_terminal_is_plain_lines(
 def test_progress_on_a_terminal_is_bars(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     # Long enough for the bars to be drawn between two rounds.
-    words = ("train", "digits", *THREE, "--rounds", "60", "--out", "run")
+    words = ("train", "digits", *THREE, "--rounds", "30", "--out", "run")
     with subprocess.Popen(
         [sys.executable, "-m", "manege", *words],
         cwd=tmp_path,

@@ -24,7 +24,7 @@ _WIDEST_SHEET = 40
 
 app = typer.Typer(
     name="manege",
-    help="Train many GANs at once: one pair for each class, combined into one sampler.",
+    help="Train many GANs at once: one pair for each class, or a grid that coevolves.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -76,7 +76,10 @@ def train(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="paper (Wasserstein, the default) or paper-dc (binary cross-entropy)."),
+        typer.Option(
+            help="modern (the default), paper (W-CGAN), paper-dc (DC-CGAN); for a grid "
+            "cellular-paper (the default) or cellular-mustangs."
+        ),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(help="Passes over each class's pictures.", show_default=False)
@@ -152,7 +155,7 @@ def train(
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Train one GAN for each class of DATA and combine them into a sampler.
+    """Train one GAN for each class of DATA, or a grid of them, and combine them into a sampler.
 
     Sources of the configuration, each over the ones before: --preset, --config, the other flags,
     --set. Ctrl-C saves and stops; `manege resume RUN` goes on as if nothing had happened.

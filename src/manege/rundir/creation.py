@@ -37,6 +37,14 @@ def create(path: Path | None, *, parent: Path, name: str, initial: Mapping[str, 
     return path
 
 
+def check_free(path: Path) -> None:
+    """Nothing when a run may be made there; else CheckpointError. Makes nothing."""
+    _check_folder(path)
+    with blaming(path):
+        if path.is_dir() and any(path.iterdir()):
+            raise _taken(path)
+
+
 def check_run(path: Path) -> None:
     """Nothing when the folder is a run; else CheckpointError saying what it is instead."""
     with blaming(path):
@@ -55,11 +63,9 @@ def _numbered(parent: Path, name: str) -> Path:
 
 
 def _given(path: Path) -> Path:
-    _check_folder(path)
+    check_free(path)
     with blaming(path):
         make_folder(path)
-        if any(path.iterdir()):
-            raise _taken(path)
     return path
 
 

@@ -65,6 +65,11 @@ class RunDir:
         }
         return cls(creation.create(path, parent=parent, name=name, initial=initial))
 
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Nothing when a run may be made there; CheckpointError otherwise."""
+        creation.check_free(Path(path))
+
     @classmethod
     def open(cls, path: Path) -> Self:
         """The run in that folder; CheckpointError says what it is when it is not a run."""

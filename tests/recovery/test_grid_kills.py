@@ -1,0 +1,165 @@
+"""A grid killed anywhere: whoever was ahead, whoever was behind, the result is the same bits."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from manege.api import continue_run, start_run
+from manege.errors import CheckpointError
+from manege.rundir import COMMIT_POINTS, RunDir
+from manege.sampler import open_model
+from tests.e2e.command import run_here
+from tests.recovery.forker import Silent, config, state_of
+
+from .test_kills import EVERY_ROUND, EVERY_STEP, all_well, run_plan
+
+# Points are their own features: no network has to be trained to score their mixtures.
+GRID = {
+    "data.source": "ring8",
+    "method": "cellular",
+    "networks.hidden": "8",
+    "networks.latent": "4",
+    "training.batches_per_round": "2",
+    "cellular.rows": "2",
+    "cellular.columns": "2",
+    "cellular.fitness_samples": "32",
+    "cellular.mixture.samples": "100",
+    "cellular.mixture.steps": "5",
+    "cellular.mixture.final_samples": "200",
+    "cellular.mixture.final_steps": "5",
+}
+STEPS = 3 * 4 * 2
+EVERYTHING = {
+    "cellular.population": "2",
+    "cellular.objectives": "[minimax, heuristic, least-squares]",
+    "cellular.opponents": "neighbourhood",
+    "cellular.mutation.kind": "batch",
+    "cellular.data_fraction": "0.5",
+    "cellular.changes": "[{from_round: 3, neighbourhood: {kind: nine}}]",
+    "training.attempts": "3",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def test_a_grid_killed_at_random_steps_ends_in_the_same_bits(forker, tmp_path):
+    steps = random.Random(1).sample(range(1, STEPS + 1), 4)
+    told = run_plan(forker, tmp_path, GRID, [f"step@{n}" for n in steps])
+    all_well(told)
+    assert sum(name.startswith("cell ") for name in told["reference"]) == 4
+    assert any("@" in name for name in told["reference"]), "no mixture was to be chosen"
+
+
+def test_a_grid_killed_four_times_in_a_row_ends_in_the_same_bits(forker, tmp_path):
+    then = ["step@3", "commit:written@2", "step@6"]
+    all_well(run_plan(forker, tmp_path, GRID | EVERY_STEP | EVERYTHING, ["step@5"], then), 3)
+
+
+def test_a_grid_killed_inside_every_part_of_a_commit_ends_in_the_same_bits(forker, tmp_path):
+    """The first commit of the first cell, and one in the midst, when some are ahead of others."""
+    points = [f"{point}@{1 + 5 * (n % 2)}" for n, point in enumerate(COMMIT_POINTS)]
+    all_well(run_plan(forker, tmp_path, GRID | EVERY_ROUND, points))
+
+
+# The real command, killed by the clock.
+
+TRAIN = (
+    *("train", "digits", "--method", "cellular", "--grid", "2x2", "--rounds", "6"),
+    # One class is scored in the random space, which needs no training.
+    *("--classes", "3", "--batch", "20", "--sheet-every", "1000", "--checkpoint-every", "0.05s"),
+    *(
+        word
+        for key in GRID
+        if key.startswith(("networks", "cellular.m", "cellular.f"))
+        for word in ("--set", f"{key}={GRID[key]}")
+    ),
+)
+
+
+def _commits(path: Path) -> int:
+    events = path / "events.jsonl"
+    return events.read_text().count('"event":"commit"') if events.exists() else 0
+
+
+def test_the_command_killed_at_random_moments_ends_with_the_same_model(tmp_path):
+    assert run_here(*TRAIN, "--out", "reference", cwd=tmp_path).code == 0
+    path, rng = tmp_path / "run", random.Random(7)
+    for command in ((*TRAIN, "--out", path), ("resume", path)):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "manege", *map(str, command)],
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        before = _commits(path)
+        for _ in range(6000):
+            if _commits(path) > before:
+                break
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.2))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+        assert RunDir.open(path).status()["state"] == "interrupted"
+    done = run_here("resume", path, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert open_model(path).digest == open_model(tmp_path / "reference").digest
+    assert state_of(path) == state_of(tmp_path / "reference")
+
+
+# Damage.
+
+
+class Stopper(Silent):
+    """Looks on, and asks for the end after so many steps."""
+
+    def __init__(self, after: int) -> None:
+        self._left = after
+
+    def step(self, cell: str, step: object, fraction: float) -> None:
+        self._left -= 1
+
+    def __call__(self) -> str | None:
+        return "SIGTERM" if self._left == 0 else None
+
+
+@pytest.mark.parametrize(
+    ("steps", "cell", "ahead"),
+    [(20, "0-0", 1), (20, "1-1", 2), (18, "0-1", 2)],
+    ids=["it is ahead", "it is behind", "it is behind its neighbours"],
+)
+def test_a_damaged_newest_checkpoint_of_a_cell_never_changes_the_result(
+    tmp_path, steps, cell, ahead
+):
+    """Or, where neighbours have gone on too far to take it along, the run is refused."""
+    settings = config(**GRID)
+    start_run(settings, out=tmp_path / "reference", watcher=Silent())
+    path = tmp_path / "run"
+    stopper = Stopper(steps)
+    start_run(settings, out=path, watcher=stopper, stop=stopper)
+    rundir = RunDir.open(path)
+    newest, older = rundir.commits(cell)
+    rounds = {one: rundir.commits(one)[0].round_ for one in rundir.cells()}
+    assert max(rounds.values()) - older.round_ == ahead
+    file = path / "checkpoints" / cell / newest.file
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    try:
+        continue_run(path, watcher=Silent())
+    except CheckpointError as error:
+        assert "\n" not in str(error)
+        assert ahead == 2
+        return
+    assert state_of(path) == state_of(tmp_path / "reference")
