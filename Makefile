@@ -1,13 +1,14 @@
 # Everything a fresh machine needs: Python 3.11+ and make.
 #
-#   make demo    train on the built-in digits for two minutes and look at the pictures
+#   make demo    train both methods on the built-in digits for two minutes and look at the pictures
 #   make test    lint, types, import rules and tests
 #
 # Without a GPU, spare yourself gigabytes: make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
 PYTHON ?= python3
 PIP_FLAGS ?=
-DEMO_BUDGET ?= 2m
+DEMO_BUDGET ?= 70s
+DEMO_GRID_BUDGET ?= 40s
 BIN := .venv/bin
 DEMO := demo/digits-$(shell date +%Y%m%d-%H%M%S)
 
@@ -26,17 +27,21 @@ setup: .venv/.installed
 
 demo: setup
 	@echo "== demo: one GAN for each of the ten digits, $(DEMO_BUDGET) of training in all"
-	$(BIN)/manege train digits --preset paper-dc --networks mlp --batch 32 --score kid --score-every 20 --ema 0.995 \
-	  --budget $(DEMO_BUDGET) --out $(DEMO)
+	$(BIN)/manege train digits --budget $(DEMO_BUDGET) --out $(DEMO)/per-class
 	@echo "== demo: a balanced sheet from the combined sampler"
-	$(BIN)/manege sample $(DEMO) -n 100 --balanced --seed 7 -o $(DEMO)/balanced.png
+	$(BIN)/manege sample $(DEMO)/per-class -n 100 --balanced --seed 7 -o $(DEMO)/balanced.png
 	@echo "== demo: how good are they? scores against digits that training never saw"
-	$(BIN)/manege evaluate $(DEMO)
+	$(BIN)/manege evaluate $(DEMO)/per-class
+	@echo "== demo: a 2x2 grid of GANs that coevolve, $(DEMO_GRID_BUDGET) of training in all"
+	$(BIN)/manege train digits --method cellular --grid 2x2 --batch 32 --set cellular.skip=0 \
+	  --budget $(DEMO_GRID_BUDGET) --out $(DEMO)/grid
+	$(BIN)/manege sample $(DEMO)/grid -n 100 --seed 7 -o $(DEMO)/mixture.png
 	@echo
 	@echo "Pictures to look at:"
-	@echo "  $(DEMO)/balanced.png            ten of each digit, drawn by the combined model"
-	@echo "  $(DEMO)/samples/<digit>/*.png   the same latents, round after round"
-	@echo "Draw more:  $(BIN)/manege sample $(DEMO) -n 64 --label 8 -o eights.png"
+	@echo "  $(DEMO)/balanced.png               ten of each digit, drawn by the combined model"
+	@echo "  $(DEMO)/per-class/samples/*/*.png  the same latents, round after round"
+	@echo "  $(DEMO)/mixture.png                a hundred, drawn by the grid's best mixture"
+	@echo "Draw more:  $(BIN)/manege sample $(DEMO)/per-class -n 64 --label 8 -o eights.png"
 
 test: setup lint types unit
 
@@ -61,6 +66,8 @@ fmt: setup
 bench: setup
 	@echo "== bench: CPU seconds of a training step, fast form against plain; run it alone"
 	$(BIN)/python benchmarks/step.py
+	@echo "== bench: CPU seconds of a cell's round at the cellular paper's settings"
+	$(BIN)/python benchmarks/cellular.py
 
 soak: setup
 	@echo "== soak: the long tests"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from manege.cli import _run
+from manege import cli
 
 TINY = ("--preset", "paper", "--networks", "mlp", "--set", "networks.hidden=16", "--batch", "32")
 
@@ -35,6 +37,14 @@ class Done:
         return value
 
 
+@functools.cache
+def _command() -> Any:
+    """What Typer makes of the application, which it would make anew for every call."""
+    from manege.cli.app import app
+
+    return typer.main.get_command(app)
+
+
 def run_here(*args: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Done:
     """The real command without a process of its own: importing torch would cost two seconds."""
     out, err = io.StringIO(), io.StringIO()
@@ -45,9 +55,10 @@ def run_here(*args: str | Path, cwd: Path, env: dict[str, str] | None = None) ->
         contextlib.redirect_stderr(err),
     ):
         patch.setattr(sys, "argv", ["manege", *map(str, args)])
+        patch.setattr(cli, "_app", _command)
         for name, value in (env or {}).items():
             patch.setenv(name, value)
-        code = _run()
+        code = cli._run()
     return Done(code, out.getvalue(), err.getvalue())
 
 

@@ -17,9 +17,12 @@ Command = Callable[..., Done]
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of the session's own: the digits are decoded once, the user's is left alone."""
+    """A cache of the session's own: the digits are decoded once, the user's is left alone.
+
+    The tests of scores use the same one, so that the digits' feature networks are trained once.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "score-cache"))
         patch.delenv("MANEGE_DATA", raising=False)
         yield
 

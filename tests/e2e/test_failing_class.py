@@ -15,11 +15,11 @@ from .conftest import Command
 from .material import noise
 
 REASON = "a weight is not finite"
-# An unbounded critic that learns far too fast: after forty steps the squares of its
-# gradients are beyond float32, after one they are not. A round of the common class has more than
-# forty, one of the rare class a single one.
+# An unbounded critic that learns far too fast: after forty steps the squares of its gradients are
+# beyond float32, after one they are not. A round of the common class has more than forty, one of
+# the rare class a single one.
 BREAKS_DOWN = (
-    *("--networks", "resnet", "--loss", "wasserstein", "--batch", "8", "--rounds", "1"),
+    *("--preset", "paper", "--networks", "resnet", "--batch", "8", "--rounds", "1"),
     *("--set", "networks.generator_width=4", "--set", "networks.discriminator_width=16"),
     *("--set", "networks.latent=4", "--set", "training.attempts=3"),
     *("--set", "training.optimiser.discriminator_lr=0.3"),

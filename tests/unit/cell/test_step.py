@@ -176,7 +176,7 @@ SIDE = 20
 PAPER_SETTINGS = [
     training
     for n in (1, 3)
-    for training in _settings(PAPER, n_critic=n, batch=BATCH, losses=(Loss.BCE, Loss.WASSERSTEIN))
+    for training in _settings(PAPER, n_critic=n, batch=4, losses=(Loss.BCE, Loss.WASSERSTEIN))
 ]
 NORMED_SETTINGS = [
     training for n in (1, 3) for training in _settings(NORMED, n_critic=n, batch=BATCH)
