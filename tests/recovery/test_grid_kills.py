@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from .test_kills import EVERY_ROUND, EVERY_STEP, all_well, run_plan
 GRID = {
     "data.source": "ring8",
     "method": "cellular",
+    "training.loss": "bce",
+    "networks.kind": "mlp",
     "networks.hidden": "8",
     "networks.latent": "4",
     "training.batches_per_round": "2",
@@ -76,9 +79,8 @@ def test_a_grid_killed_inside_every_part_of_a_commit_ends_in_the_same_bits(forke
 # The real command, killed by the clock.
 
 TRAIN = (
-    *("train", "digits", "--method", "cellular", "--grid", "2x2", "--rounds", "6"),
-    # One class is scored in the random space, which needs no training.
-    *("--classes", "3", "--batch", "20", "--sheet-every", "1000", "--checkpoint-every", "0.05s"),
+    *("train", "ring8", "--method", "cellular", "--grid", "2x2", "--rounds", "6"),
+    *("--limit-per-class", "40", "--batch", "40", "--checkpoint-every", "0.05s"),
     *(
         word
         for key in GRID
@@ -134,20 +136,28 @@ class Stopper(Silent):
         return "SIGTERM" if self._left == 0 else None
 
 
+# So that whoever meets another centre than it should becomes another one itself.
+TOUCHY = GRID | {"cellular.opponents": "neighbourhood", "cellular.replacement": "always"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    path = tmp_path_factory.mktemp("undisturbed") / "run"
+    start_run(config(**TOUCHY), out=path, watcher=Silent())
+    return state_of(path)
+
+
 @pytest.mark.parametrize(
     ("steps", "cell", "ahead"),
     [(20, "0-0", 1), (20, "1-1", 2), (18, "0-1", 2)],
     ids=["it is ahead", "it is behind", "it is behind its neighbours"],
 )
 def test_a_damaged_newest_checkpoint_of_a_cell_never_changes_the_result(
-    tmp_path, steps, cell, ahead
+    tmp_path, undisturbed, steps, cell, ahead
 ):
     """Or, where neighbours have gone on too far to take it along, the run is refused."""
-    settings = config(**GRID)
-    start_run(settings, out=tmp_path / "reference", watcher=Silent())
-    path = tmp_path / "run"
-    stopper = Stopper(steps)
-    start_run(settings, out=path, watcher=stopper, stop=stopper)
+    path, stopper = tmp_path / "run", Stopper(steps)
+    start_run(config(**TOUCHY), out=path, watcher=stopper, stop=stopper)
     rundir = RunDir.open(path)
     newest, older = rundir.commits(cell)
     rounds = {one: rundir.commits(one)[0].round_ for one in rundir.cells()}
@@ -156,10 +166,6 @@ def test_a_damaged_newest_checkpoint_of_a_cell_never_changes_the_result(
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    try:
+    with suppress(CheckpointError) if ahead == 2 else nullcontext():
         continue_run(path, watcher=Silent())
-    except CheckpointError as error:
-        assert "\n" not in str(error)
-        assert ahead == 2
-        return
-    assert state_of(path) == state_of(tmp_path / "reference")
+        assert state_of(path) == undisturbed

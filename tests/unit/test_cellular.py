@@ -1351,7 +1351,8 @@ def test_a_grid_of_one_cell_that_fails_is_tried_again_on_resume(tmp_path):
     path = tmp_path / "run"
     with Breaking(lambda cell, state: state.round_ == 1 and state.step == 1):
         run = start_run(_points(*ONE_CELL), out=path, watcher=Silent())
-    assert run.outcome.failed == {ALL: "the generator's loss is not finite in round 2"}
+    reason = "the generator's loss is not finite in round 2, at 3 attempts"
+    assert run.outcome.failed == {ALL: reason}
     again = continue_run(path, watcher=Silent())
     assert again.outcome.state == "finished"
 

@@ -24,9 +24,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
-def test_events_of_real_runs_fit_the_schema_and_the_page(tmp_path, tmp_path_factory, monkeypatch):
-    # The folder that the tests of metrics use: the digits' feature networks are trained once.
+@pytest.fixture
+def score_cache(tmp_path_factory, monkeypatch):
+    """The folder that the tests of metrics use: the digits' feature networks are trained once."""
     monkeypatch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "score-cache"))
+
+
+def test_events_of_real_runs_fit_the_schema_and_the_page(tmp_path, score_cache, monkeypatch):
     schema = json.loads((ROOT / "docs/events.schema.json").read_text())
     page = (ROOT / "docs/run-directory.md").read_text()
     sets = ["networks.kind=mlp", "data.classes=[3, 7, 8]", "sheets.every_rounds=2"]
@@ -104,7 +108,7 @@ def test_the_reference_of_the_command_line_is_fresh(tmp_path, monkeypatch):
     assert script.page() == (ROOT / "docs/cli.md").read_text(), "run `make docs`"
 
 
-def test_the_example_is_at_most_ten_lines_and_runs(tmp_path):
+def test_the_example_is_at_most_ten_lines_and_runs(tmp_path, score_cache):
     source = (ROOT / "examples/digits.py").read_text()
     code = [line for line in source.splitlines() if line.strip() and not line.startswith('"""')]
     assert len(code) <= 10
@@ -112,7 +116,11 @@ def test_the_example_is_at_most_ten_lines_and_runs(tmp_path):
     shorter = source.replace("budget_s=60", "budget_s=1")
     assert shorter != source
     done = subprocess.run(
-        [sys.executable, "-c", shorter], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", shorter],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "eights.png").stat().st_size > 100

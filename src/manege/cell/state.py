@@ -73,6 +73,8 @@ class CellState:
     """As it was last told from pictures kept out of training."""
     good: Good | None = None
     """What the round under way began with, where it may be begun again."""
+    began: tuple[float, float] | None = None
+    """The norms of the generator's and the discriminator's weights then."""
 
     @torch.no_grad()
     def average(self, decay: float) -> None:
@@ -87,6 +89,11 @@ class CellState:
         if self.step == 0:
             arrays = {name: array.copy() for name, array in self._changing().items()}
             self.good = Good(arrays, self.averaged, self.augment, self.overfit)
+            self.begin()
+
+    def begin(self) -> None:
+        """Note how large the weights are when a round begins."""
+        self.began = self._norms()
 
     def roll_back(self) -> None:
         """Begin the round again, on another attempt."""
@@ -104,20 +111,17 @@ class CellState:
         self.step = self.attempt = 0
         self.loss_sums.zero_()
         self.widest = max(self.widest, spread)
-        self.good = None
+        self.good = self.began = None
 
     def growth(self) -> float:
         """How many times larger a network's weights have become since the round began."""
-        if self.good is None:
+        if self.began is None:
             return 1.0
-        grown = []
-        for name, weights in (
-            ("generator", self.pair.generator.weights),
-            ("discriminator", self.pair.discriminator.weights),
-        ):
-            before = np.linalg.norm(self.good.arrays[name][: len(weights)])
-            grown.append(float(weights.norm()) / float(before))
-        return max(grown)
+        return max(now / before for now, before in zip(self._norms(), self.began, strict=True))
+
+    def _norms(self) -> tuple[float, float]:
+        pair = self.pair
+        return float(pair.generator.weights.norm()), float(pair.discriminator.weights.norm())
 
     def bodies(self) -> dict[Weights, Tensor]:
         """Every set of weights the generator has, with its buffers."""
@@ -164,6 +168,7 @@ class CellState:
             "widest": self.widest,
             "augment": self.augment,
             "overfit": self.overfit,
+            "began": self.began if self.step > 0 else None,
             "good": (
                 [self.good.averaged, self.good.augment, self.good.overfit]
                 if self.good is not None and self.step > 0
@@ -180,6 +185,8 @@ class CellState:
         self.averaged = int(counters["averaged"])
         self.widest = float(counters["widest"])
         self.augment, self.overfit = float(counters["augment"]), float(counters["overfit"])
+        began = counters["began"]
+        self.began = None if began is None else (float(began[0]), float(began[1]))
         self.best = self.good = None
         if counters["best"] is not None:
             self.best = Best(arrays["best"], dict(counters["best"]))

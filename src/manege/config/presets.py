@@ -11,7 +11,7 @@ _TABLE_I: dict[str, Any] = {
     "method": "cellular",
     "rounds": 200,
     "networks": {"kind": "mlp", "activation": "tanh"},
-    "training": {"loss": "bce"},
+    "training": {"loss": "bce", "attempts": 3},
     "cellular": {},
 }
 

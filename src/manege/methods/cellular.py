@@ -204,7 +204,9 @@ class Cellular:
         scores: dict[str, Estimated] = {}
         whole = mixture.final_over == "grid"
         for cell, state in list(states.items())[: 1 if whole else None]:
-            around = tuple(states) if whole else (cell, *self.neighbours(cell, state.round_ + 1))
+            # As in the last round: a change that was to come later has not come.
+            last = max(1, state.round_)
+            around = tuple(states) if whole else (cell, *self.neighbours(cell, last))
             members = {one: states[one].centre for one in around}
             found = evolve(
                 _start(state.weights, around),
@@ -295,6 +297,7 @@ class Cellular:
                 child.set_header("source", self._numbers[members.cells[parent]])
                 child.set_header("origin", self._numbers[cell])
                 child.set_header("id", place.round_ + 1)
+        place.begin()
         objective = draw_objective(grid.objectives, rng)
         number = 0 if objective is None else 1 + list(Objective).index(objective)
         place.pair.generator.set_header("loss", number)
@@ -391,7 +394,8 @@ class Cellular:
             if record is not state.centre.generator:
                 moments = self._moments(cell, record, round_)
             centre = Centre(round_, record, state.discriminators[discriminator.best], moments)
-            around = {cell: centre, **inbox}
+            # In the order of the topology: messages may come in any.
+            around = {cell: centre} | {one: inbox[one] for one in self.neighbours(cell, round_)}
             found = evolve(
                 _start(state.weights, tuple(around)),
                 [one.moments for one in around.values()],

@@ -106,10 +106,16 @@ class _Driver:
             budget_s=self._config.budget_s,
         )
         outcome = Outcome("finished")
+        groups = [
+            group
+            for group in self._method.groups()
+            if not all(self._is_settled(cell, group) for cell in group)
+        ]
+        if groups:
+            self._rundir.write_status(mixture=None)  # That of an earlier end.
         try:
-            for group in self._method.groups():
-                if not all(self._is_settled(cell, group) for cell in group):
-                    self._run_group(group)
+            for group in groups:
+                self._run_group(group)
         except _Stop as stop:
             outcome.state = "stopped"
             self._emit("run_stopped", reason=str(stop))
@@ -148,6 +154,9 @@ class _Driver:
                 except CellFailed as failure:
                     frozen.add(worker.cell)
                     self._give_up(worker, failure)
+                    if len(group) > 1:
+                        # Its neighbours go on with its centre, and may never have seen it saved.
+                        worker.commit(self._emit)
             for worker in going:
                 try:
                     self._finish(worker, str(reason))

@@ -18,7 +18,7 @@ SETS = ["networks.kind=mlp", "networks.hidden=8", "networks.latent=4"]
 
 def _state(population: int = 1, cell: str = "0-0") -> GridState:
     """An untrained cell, made as the method makes it."""
-    config = resolve(flags={"data.source": "digits"}, sets=SETS)
+    config = resolve(preset="paper", flags={"data.source": "digits"}, sets=SETS)
     states = [
         new_state(config, f"{cell} {k}", SHAPE, torch.device("cpu")) for k in range(population)
     ]
