@@ -57,22 +57,25 @@ class Line(NamedTuple):
     num_labels: int = 0
 
 
-MODERN = {
+MODERN: dict[str, Any] = {
     "kind": "dcgan",
+    "batchnorm_eps": 1e-5,
+    "generator_width": 32,
     "discriminator_batchnorm": False,
     "dropout": 0.0,
     "discriminator_width": 32,
 }
+"""The networks of the preset of that name."""
 LINES = {
     "paper, n_critic 1": Line({"kind": "dcgan"}, {"n_critic": 1}, FORMS),
     "paper, n_critic 5": Line({"kind": "dcgan"}, {"n_critic": 5}, FORMS),
-    "relativistic, r1r2": Line(MODERN, {"loss": "relativistic", "constraint": {"kind": "r1r2"}}),
-    "hinge, spectral": Line(MODERN, {"loss": "hinge", "constraint": {"kind": "spectral"}}),
-    "wasserstein, gp": Line(MODERN, {"loss": "wasserstein", "constraint": {"kind": "gp"}}),
+    "modern": Line(MODERN, {"loss": "relativistic", "constraint": {"kind": "r1r2"}}),
+    "modern, hinge, spectral": Line(MODERN, {"loss": "hinge", "constraint": {"kind": "spectral"}}),
+    "modern, wasserstein, gp": Line(MODERN, {"loss": "wasserstein", "constraint": {"kind": "gp"}}),
     "resnet, hinge, spectral": Line(
         {"kind": "resnet"}, {"loss": "hinge", "constraint": {"kind": "spectral"}}
     ),
-    "conditional, relativistic, r1r2": Line(
+    "modern, conditional": Line(
         MODERN, {"loss": "relativistic", "constraint": {"kind": "r1r2"}}, num_labels=LABELS
     ),
 }

@@ -28,6 +28,7 @@ SETTINGS = {
     "networks.hidden": 8,
     "training.batch": 50,
     "training.batches_per_round": 3,
+    "training.attempts": 1,
     "cellular.fitness_samples": 32,
     "cellular.mixture.samples": 100,
     "cellular.mixture.steps": 5,
@@ -192,7 +193,6 @@ CUSTOM = "cellular.neighbourhood={{kind: custom, offsets: {}}}"
         (["--grid", "²x2"], ("--grid '²x2'", "expected rows x columns")),
         (["--grid", "0x2"], ("cellular.rows: found 0", "equal to 1")),
         (["--grid", "101x100"], ("101x100 cells", "at most 10,000")),
-        (["--method", "cellula"], ("method: found 'cellula'", "did you mean cellular?")),
         (["--ema", "0.9"], ("ema", "set ema=0")),
         (["--augment", "adaptive"], ("augment", "augment none")),
         (["--score", "kid"], ("score.metric", "cellular.mixture.metric")),
@@ -233,6 +233,7 @@ def test_bad_input_for_a_grid_is_refused_in_one_line(
         (["--method", "per-class", "--grid", "2x2"], ("cellular", "the method is per-class")),
         (["--method", "single", "--data-fraction", "0.5"], ("cellular", "the method is single")),
         (["--method", "cellular", "--preset", "paper"], ("cellular: null", "cellular-paper")),
+        (["--method", "cellula"], ("method: found 'cellula'", "did you mean cellular?")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

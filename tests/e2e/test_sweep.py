@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ base:
   sheets.every_rounds: 1000
 recipes:
   one: {{preset: paper-dc, method: single, rounds: 5}}
-  told: {{preset: paper-dc, method: conditional, training.loss: hinge, rounds: 100}}
+  told: {{preset: paper-dc, method: conditional, training.loss: hinge, rounds: 60}}
 """
 PER_CLASS = "  bce: {preset: paper-dc, rounds: 5}\n"
 TOLD = "runs/told/seed-5/all"
@@ -105,15 +107,15 @@ def files(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (run / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
+    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    whole = [json.loads(line) for line in lines if line.endswith("\n")]  # It may be written to.
+    return [event for event in whole if event["event"] == kind]
 
 
-def interrupted(folder: Path, number: signal.Signals) -> str:
-    """What a sweep says that is sent a signal once its second run has gone on for a round."""
-    run = folder / "out" / TOLD
-    before = len(events(run, "round")) if run.exists() else 0
-    process = subprocess.Popen(
+@contextlib.contextmanager
+def sweeping(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The sweep in a process of its own, which does not outlive the test."""
+    with subprocess.Popen(
         [sys.executable, "-m", "manege", "sweep", "plan.yaml", "-o", "out"],
         cwd=folder,
         stdout=subprocess.PIPE,
@@ -121,14 +123,25 @@ def interrupted(folder: Path, number: signal.Signals) -> str:
         text=True,
         # A shell's background job ignores SIGINT and hands that on; a user's command does not.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    deadline = time.monotonic() + 60
-    while not ((run / "events.jsonl").exists() and len(events(run, "round")) > before):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()  # It takes its runs along.
+
+
+def interrupted(folder: Path, number: signal.Signals) -> str:
+    """What a sweep says that is sent a signal once its second run has gone on for a round."""
+    run = folder / "out" / TOLD
+    before = len(events(run, "round")) if run.exists() else 0
+    with sweeping(folder) as process:
+        deadline = time.monotonic() + 300
+        while not ((run / "events.jsonl").exists() and len(events(run, "round")) > before):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 75, err
     return out
 
@@ -155,7 +168,7 @@ def test_a_sweep_interrupted_and_started_again_gives_the_same_table(
     saved = [(event["round"], event["step"]) for event in events(told, "commit")]
     begun = [(event["round"], event["step"]) for event in events(told, "cell_started")]
     assert begun == [(0, 0), *saved[:2]]  # Each time from where it was stopped.
-    assert (0, 0) < saved[0] < saved[1] < saved[2] == (100, 0)
+    assert (0, 0) < saved[0] < saved[1] < saved[2] == (60, 0)
 
     folder, whole = undisturbed
     assert done.json["rows"] == [row for row in whole.json["rows"] if row["recipe"] != "bce"]

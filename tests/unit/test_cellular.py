@@ -42,7 +42,10 @@ from manege.sampler import of_run
 CPU = torch.device("cpu")
 NAN = float("nan")
 FIRST = 2e-4
-SMALL = ("training.batch=50", "training.batches_per_round=3", "sheets.pictures=4")
+SMALL = (
+    *("training.batch=50", "training.batches_per_round=3", "training.attempts=1"),
+    "sheets.pictures=4",
+)
 MLP = ("networks.hidden=8", "networks.latent=8")
 GRID = (
     *("cellular.rows=2", "cellular.columns=2", "cellular.fitness_samples=32"),
@@ -969,7 +972,9 @@ def test_broken_off_at_any_step_a_grid_goes_on_with_the_same_bits(name):
         kept.append(_apart(states))
         told.append(step)
     assert len(told) == rounds * 4 * method.steps_in_round("0-0")
-    for number, parts in enumerate(kept[:-1]):
+    # What is not kept of a first round is not kept of a second either, which keeps more.
+    first = 0 if name == "mlp, strict" else len(told) // 2
+    for number, parts in enumerate(kept[first:-1], start=first):
         # To the end of the round under way: what follows is broken off there in its turn.
         other = _method(*sets)
         restored = _together(other, parts)
@@ -1119,10 +1124,7 @@ def test_weights_that_explode_begin_the_round_again_as_in_a_single_gan():
 
 # Whole grids, under the driver.
 
-POINTS = (
-    *("networks.hidden=8", "networks.latent=4", "training.batch=50", "sheets.pictures=4"),
-    *("training.batches_per_round=3", "data.limit_per_class=40", *GRID),
-)
+POINTS = (*("networks.hidden=8", "networks.latent=4", *SMALL, "data.limit_per_class=40", *GRID),)
 
 
 def _points(*sets: str, **flags: Any) -> RunConfig:
@@ -1308,6 +1310,28 @@ def test_a_cell_that_always_breaks_down_is_frozen_and_the_others_go_on(tmp_path,
     assert ours == state_of(undivided.path)
 
 
+def test_a_crash_while_a_cell_is_given_up_leaves_a_run_that_can_be_finished(tmp_path, monkeypatch):
+    """Whatever of it was on the disk by then: the cell's state, or that it failed."""
+    path = tmp_path / "run"
+
+    class PowerCut(Exception):
+        pass
+
+    def commit(self, cell, **parts):
+        if cell == "0-1":
+            raise PowerCut
+        return save(self, cell, **parts)
+
+    save = RunDir.commit
+    with monkeypatch.context() as patch, Breaking(lambda cell, state: cell == "0-1"):
+        patch.setattr(RunDir, "commit", commit)
+        with pytest.raises(PowerCut):
+            start_run(_points(*ATTEMPTS), out=path, watcher=Silent())
+    again = continue_run(path, watcher=Silent())
+    assert {again.outcome.rounds[cell] for cell in ("0-0", "1-0", "1-1")} == {3}
+    assert again.model.sample(4).pictures.shape == (4, 1, 1, 2)
+
+
 def test_a_stop_beside_a_frozen_cell_resumes_to_the_same_bits(tmp_path):
     def always(cell: str, state: GridState) -> bool:
         return cell == "0-0" and state.round_ == 1 and state.step == 2
@@ -1351,8 +1375,7 @@ def test_a_grid_of_one_cell_that_fails_is_tried_again_on_resume(tmp_path):
     path = tmp_path / "run"
     with Breaking(lambda cell, state: state.round_ == 1 and state.step == 1):
         run = start_run(_points(*ONE_CELL), out=path, watcher=Silent())
-    reason = "the generator's loss is not finite in round 2, at 3 attempts"
-    assert run.outcome.failed == {ALL: reason}
+    assert run.outcome.failed == {ALL: "the generator's loss is not finite in round 2"}
     again = continue_run(path, watcher=Silent())
     assert again.outcome.state == "finished"
 

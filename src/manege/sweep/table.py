@@ -212,6 +212,7 @@ def _plot(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> bytes:
     """Every seed a point, the median a bar: kernel distance and coverage."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     shown = sorted(
         (row for row in rows if row.values.get("kid")), key=lambda row: median(row.values["kid"])
@@ -230,8 +231,12 @@ def _plot(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> bytes:
             axes.legend(loc="best")
         axes.set_xlabel(f"{name} ({'smaller' if name == 'kid' else 'larger'} is better)")
         axes.set_yticks(range(len(shown)), [row.recipe for row in shown])
-    figure.axes[0].invert_yaxis()
-    figure.axes[0].set_xscale("log")
+    distance = figure.axes[0]
+    distance.invert_yaxis()
+    distance.set_xscale("log")
+    distance.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    distance.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    distance.xaxis.set_minor_locator(NullLocator())
     title = f"{plan.data}: {', '.join(plan.classes)}; {plan.budget_s:g} CPU s a class"
     figure.suptitle(title)
     buffer = io.BytesIO()

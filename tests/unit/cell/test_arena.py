@@ -18,7 +18,7 @@ COUNT = 230
 
 
 def _config(*sets: str) -> RunConfig:
-    return resolve(flags={"data.source": "digits"}, sets=[*sets])
+    return resolve(preset="paper-dc", flags={"data.source": "digits"}, sets=[*sets])
 
 
 def _pair(config: RunConfig, number: int) -> Pair:

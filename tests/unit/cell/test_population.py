@@ -13,12 +13,12 @@ from manege.config import resolve
 from manege.models import PictureShape
 
 SHAPE = PictureShape(8, 1)
-SETS = ["networks.kind=mlp", "networks.hidden=8", "networks.latent=4"]
+SETS = ["networks.hidden=8", "networks.latent=4"]
 
 
 def _state(population: int = 1, cell: str = "0-0") -> GridState:
     """An untrained cell, made as the method makes it."""
-    config = resolve(preset="paper", flags={"data.source": "digits"}, sets=SETS)
+    config = resolve(preset="cellular-paper", flags={"data.source": "digits"}, sets=SETS)
     states = [
         new_state(config, f"{cell} {k}", SHAPE, torch.device("cpu")) for k in range(population)
     ]
