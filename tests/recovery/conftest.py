@@ -52,4 +52,7 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 
         yield carry_out
         asked.close()
-        assert process.wait(60) == 0
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

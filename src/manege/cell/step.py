@@ -143,13 +143,18 @@ def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Train
     discriminator, constraint = pair.discriminator, training.constraint
     if isinstance(constraint, SpectralConstraint):
         sharpen_(discriminator.network)
-    if isinstance(constraint, R1Constraint | R1R2Constraint):
+    if isinstance(constraint, R1Constraint):
         reals = reals.detach().requires_grad_()
-    if isinstance(constraint, R1R2Constraint):
-        fakes.requires_grad_()
-    # Real and fake apart: mixed batches would tell BatchNorm which is which.
-    real_B = discriminator.network(reals, noise.real_factors_BW, labels_B)
-    fake_B = discriminator.network(fakes, noise.fake_factors_BW, labels_B)
+    if discriminator.network.mixes or isinstance(constraint, R1Constraint):
+        # Apart: mixed batches would tell BatchNorm which is which; and R1 is the reals' alone.
+        real_B = discriminator.network(reals, noise.real_factors_BW, labels_B)
+        fake_B = discriminator.network(fakes, noise.fake_factors_BW, labels_B)
+    else:
+        pictures = torch.cat([reals, fakes])
+        pictures.requires_grad_(isinstance(constraint, R1R2Constraint))
+        factors = _joined(noise.real_factors_BW, noise.fake_factors_BW)
+        value_B = discriminator.network(pictures, factors, _joined(labels_B, labels_B))
+        real_B, fake_B = value_B.chunk(2)
     loss = discriminator_loss(training.loss, real_B, fake_B)
     match constraint:
         case PenaltyConstraint():
@@ -159,8 +164,8 @@ def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Train
         case R1Constraint():
             loss = loss + constraint.gamma / 2 * squared_gradients(real_B, reals).mean()
         case R1R2Constraint():
-            both_B = squared_gradients(real_B, reals) + squared_gradients(fake_B, fakes)
-            loss = loss + constraint.gamma / 2 * both_B.mean()
+            # γ/2 of each kind's mean: γ of the mean over both.
+            loss = loss + constraint.gamma * squared_gradients(value_B, pictures).mean()
         case _:
             pass
     discriminator.zero_gradients()
@@ -170,6 +175,10 @@ def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Train
     if isinstance(constraint, ClipConstraint):
         clip_(clippable(discriminator.network), constraint.bound)
     return loss.detach()
+
+
+def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return None if one is None or other is None else torch.cat([one, other])
 
 
 def _penalty_between(pair: Pair, batch: Batch, fakes: Tensor, noise: Noise) -> Tensor:

@@ -103,7 +103,7 @@ class Shares:
         reals = []
         for number in numbers:
             rows = torch.from_numpy(batch_at(order, number, training.batch))
-            pictures = to_floats(share.pictures[rows].to(self.device))
+            pictures = to_floats(share.pictures.index_select(0, rows).to(self.device))
             if training.flip:
                 pictures = _flipped(pictures, streams.flips)
             labels = None if share.labels is None else share.labels[rows]

@@ -6,6 +6,7 @@ Shape legend: B pictures, C channels, H W sides, I inputs, O outputs.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,32 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
         case Activation.SILU:
             return F.silu(x)
         case Activation.TANH:
-            return torch.tanh_(x)
+            return tanh_(x)
+
+
+def tanh_(x: Tensor) -> Tensor:
+    """In place, by way of the sigmoid: tanh x = 2σ(2x) - 1, to 2e-7.
+
+    torch's own vector code for tanh takes more than twice as long, which for a perceptron is a
+    tenth of a training step.
+    """
+    result: Tensor = _Tanh.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Tanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.mul_(2).sigmoid_().mul_(2).sub_(1)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        passed: Tensor = torch.ops.aten.tanh_backward(gradient, y)
+        return passed
 
 
 class UpsampleConv(nn.Module):

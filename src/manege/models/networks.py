@@ -31,6 +31,7 @@ from manege.models.layers import (
     UpsampleConv,
     activate,
     scale_channels,
+    tanh_,
 )
 
 EMBEDDED = 32
@@ -82,6 +83,8 @@ class Discriminator(nn.Module):
     dropout: float = 0.0
     dropout_width: int = 0
     """How many dropout factors a picture takes when training; 0 when there is no dropout."""
+    mixes: bool = False
+    """Whether what it makes of a picture depends on the rest of its batch."""
     embed: Embed | None
     linear: Dense
 
@@ -158,7 +161,7 @@ class DcganGenerator(Generator):
         x = self.norm(x.contiguous(memory_format=torch.channels_last))
         for block in self.blocks:
             x = block(x)
-        return torch.tanh_(self.out(x))
+        return tanh_(self.out(x))
 
 
 def _doublings(shape: PictureShape) -> int:
@@ -188,6 +191,7 @@ class DcganDiscriminator(Discriminator):
         super().__init__()
         first = spec.discriminator_width
         widths = [first << k for k in range(5 if shape.size >= 128 else 4)]
+        self.mixes = spec.discriminator_batchnorm
         self.dropout = spec.dropout
         self.dropout_width = sum(widths) if spec.dropout else 0
         side, inputs = shape.size, shape.channels
@@ -251,7 +255,7 @@ class ResnetGenerator(Generator):
         x = x.contiguous(memory_format=torch.channels_last)
         for block in self.blocks:
             x = block(x)
-        return torch.tanh_(self.out(activate(self.norm(x), self.activation)))
+        return tanh_(self.out(activate(self.norm(x), self.activation)))
 
 
 class UpResidual(nn.Module):
@@ -334,7 +338,7 @@ class MlpGenerator(Generator):
 
     def forward(self, z_BZ: Tensor, labels_B: Tensor | None = None) -> Tensor:
         """B×C×S×S pictures."""
-        x: Tensor = torch.tanh_(self.body(self.inputs(z_BZ, labels_B)))
+        x = tanh_(self.body(self.inputs(z_BZ, labels_B)))
         return x.view(-1, self.shape.channels, self.shape.size, self.shape.size)
 
 
