@@ -482,6 +482,7 @@ def test_python_draws_what_the_command_draws(
 def test_python_trains_exports_and_resumes(tmp_path: Path, trained: Path) -> None:
     run = package.train(
         "digits",
+        preset="paper",
         out=tmp_path / "run",
         rounds=1,
         data__classes=["3", "7", "8"],

@@ -361,7 +361,7 @@ def _grid(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     rows, times, columns = text.lower().partition("x")
-    if not (times and rows.isdigit() and columns.isdigit()):
+    if not (times and rows.isdecimal() and columns.isdecimal()):
         raise ConfigError(f"--grid {text!r}: expected rows x columns, as in --grid 3x3")
     return {"cellular.rows": int(rows), "cellular.columns": int(columns)}
 

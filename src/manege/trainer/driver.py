@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from manege import device, pictures, sampler
-from manege.cell import GridState
+from manege.cell import Centre, GridState
 from manege.config import RunConfig
 from manege.data import Dataset
+from manege.errors import CheckpointError
 from manege.failpoints import failpoint
 from manege.methods import Cellular, Method, Step
 from manege.metrics import Space, load_space
@@ -193,6 +194,21 @@ class _Driver:
         # A grid ends with whole rounds; a cell alone wherever its time is up.
         return "budget" if len(going) == 1 or worker.state.step == 0 else None
 
+    def _inbox(self, worker: CellRun, workers: Mapping[str, CellRun]) -> dict[str, Centre]:
+        """The neighbours' centres of the round before; of a frozen one the last there is."""
+        round_ = worker.state.round_
+        inbox = {}
+        for one in self._method.neighbours(worker.cell, round_ + 1):
+            inbox[one] = workers[one].state.published(round_)
+            if inbox[one].round_ > round_:
+                # Only when its newest commit was damaged, and the one before it was taken.
+                raise CheckpointError(
+                    f"cell {worker.cell!r}: its last sound commit is of round {round_}, and its "
+                    f"neighbour {one!r} has only those of later rounds left; restore "
+                    f"checkpoints/ from a copy of the run, or start a new one"
+                )
+        return inbox
+
     def _finish(self, worker: CellRun, reason: str) -> None:
         worker.judge_finally(self._emit)
         worker.commit(self._emit)
@@ -226,11 +242,7 @@ class _Driver:
         clock = time.process_time if self._config.budget_clock == "cpu" else time.monotonic
         before, began = clock(), time.monotonic()
         with self._timer("gather"):
-            round_ = worker.state.round_
-            inbox = {
-                one: workers[one].state.published(round_)
-                for one in self._method.neighbours(worker.cell, round_ + 1)
-            }
+            inbox = self._inbox(worker, workers)
         steps = self._method.advance(worker.cell, worker.state, inbox)
         for steps_here, step in enumerate(steps, start=1):
             now = clock()
