@@ -158,6 +158,8 @@ class Cellular:
             images = self._train(cell, state, opponents)
             done, round_, spread = place.step, place.round_ + 1, 0.0
             trouble = step_trouble(place)
+            if trouble is None and done == steps and not place.is_finite():
+                trouble = "a weight is not finite"  # It must not live here, nor be shown.
             if trouble is None and done == steps and self._config.training.attempts > 1:
                 with self._timer("update_genomes"):
                     spread = self._shares.spread(cell, place.pair.generator.network)

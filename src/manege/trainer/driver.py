@@ -154,10 +154,10 @@ class _Driver:
                     self._run_round(worker, workers, share_s)
                 except CellFailed as failure:
                     frozen.add(worker.cell)
-                    self._give_up(worker, failure)
                     if len(group) > 1:
-                        # Its neighbours go on with its centre, and may never have seen it saved.
+                        # Its neighbours go on with its centre, which may never have been saved.
                         worker.commit(self._emit)
+                    self._give_up(worker, failure)
             for worker in going:
                 try:
                     self._finish(worker, str(reason))
