@@ -185,7 +185,7 @@ def measure(form: str, line: Line, steps: int) -> dict[str, float]:
         if form == "fast":
             pictures = pictures.contiguous(memory_format=torch.channels_last)
         reals.append(Batch(pictures, labels))
-    streams = Streams(*(stream(0, cell="bench", purpose=name) for name in Streams._fields))
+    streams = Streams(lambda purpose: stream(0, cell="bench", purpose=purpose))
     plain = None if form == "fast" else PlainPair.like(pair, training)
 
     def step() -> None:

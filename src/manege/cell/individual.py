@@ -14,7 +14,6 @@ from typing import Generic, Self, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
 
 from manege.models import ALIGN, layout_of
 
@@ -53,6 +52,7 @@ class Individual(Generic[Network]):
         self.body = self.record[:floats]
         self._moments = self.record[floats:-ALIGN].view(2, weights)
         self._header = self.record[-ALIGN:]
+        self._steps = self._header[HEADER.index("steps")]
         self._gradient = torch.zeros(weights, device=device, dtype=dtype)
         for slot in self._layout.parameters:
             parameter = nn.Parameter(slot.of(self.record))
@@ -89,20 +89,21 @@ class Individual(Generic[Network]):
     @torch.no_grad()
     def adam_step(self, *, beta1: float, beta2: float) -> None:
         """One Adam step along the gathered gradients, over all weights at once."""
-        adam(
+        # The kernel itself: for small networks what torch.optim wraps around it costs as much.
+        self._steps.add_(1)
+        torch._fused_adam_(
             [self.weights],
             [self._gradient],
             [self._moments[0]],
             [self._moments[1]],
             [],
-            [self._header[HEADER.index("steps")]],
-            fused=True,
-            amsgrad=False,
+            [self._steps],
+            lr=self.learning_rate,
             beta1=beta1,
             beta2=beta2,
-            lr=self.learning_rate,
             weight_decay=0.0,
             eps=1e-8,
+            amsgrad=False,
             maximize=False,
         )
 

@@ -5,7 +5,9 @@ All randomness comes in as `Noise`. Nothing is read back from the device here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor
 from manege.cell.individual import Individual
 from manege.config import (
     ClipConstraint,
+    NoConstraint,
     Objective,
     PenaltyConstraint,
     R1Constraint,
@@ -23,6 +26,7 @@ from manege.config import (
     Training,
 )
 from manege.models import (
+    Chain,
     Changes,
     Discriminator,
     Generator,
@@ -71,14 +75,36 @@ class Noise(NamedTuple):
     """How pictures are augmented before the discriminator sees them."""
 
 
-class Streams(NamedTuple):
-    """Where a step's random numbers come from, a stream for each purpose."""
+class Streams:
+    """Where a step's random numbers come from: a stream for each purpose, opened at first use."""
 
-    latents: np.random.Generator
-    dropout: np.random.Generator
-    mixing: np.random.Generator
-    flips: np.random.Generator
-    changes: np.random.Generator
+    def __init__(self, open_stream: Callable[[str], np.random.Generator]) -> None:
+        self._open = open_stream
+
+    @cached_property
+    def latents(self) -> np.random.Generator:
+        """What generators draw from."""
+        return self._open("latents")
+
+    @cached_property
+    def dropout(self) -> np.random.Generator:
+        """Which channels a discriminator drops."""
+        return self._open("dropout")
+
+    @cached_property
+    def mixing(self) -> np.random.Generator:
+        """Where between a real and a fake picture a gradient is penalised."""
+        return self._open("mixing")
+
+    @cached_property
+    def flips(self) -> np.random.Generator:
+        """Which pictures are mirrored."""
+        return self._open("flips")
+
+    @cached_property
+    def changes(self) -> np.random.Generator:
+        """How pictures are augmented."""
+        return self._open("changes")
 
 
 def draw_noise(
@@ -136,10 +162,35 @@ def train_step(pair: Pair, reals: list[Batch], noise: list[Noise], training: Tra
 
 def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Training) -> Tensor:
     """The discriminator's loss before its update, penalties included."""
-    labels_B = batch.labels_B
     reals = _augmented(batch.pictures, noise.real_changes)
     with torch.no_grad():  # The generator learns nothing here: no graph through it.
-        fakes = _augmented(pair.generator.network(noise.z_BZ, labels_B), noise.fake_changes)
+        drawn = _draw(pair.generator.network, noise.z_BZ, batch)
+        fakes = _augmented(drawn, noise.fake_changes)
+    discriminator, constraint = pair.discriminator, training.constraint
+    chain = discriminator.network.chain
+    if chain is not None and isinstance(constraint, NoConstraint | ClipConstraint):
+        loss = _discriminate_by_chain(chain, reals, fakes, training)
+    else:
+        loss = _discriminate(pair, Batch(reals, batch.labels_B), fakes, noise, training)
+    _adam(discriminator, training)
+    if isinstance(constraint, ClipConstraint):
+        clip_(clippable(discriminator.network), constraint.bound)
+    return loss.detach()
+
+
+def _draw(network: Generator, z_BZ: Tensor, batch: Batch) -> Tensor:
+    """Pictures beside those of a batch, without a gradient."""
+    if network.chain is None:
+        drawn: Tensor = network(z_BZ, batch.labels_B)
+        return drawn
+    return network.chain.forward(z_BZ)[-1].view_as(batch.pictures)
+
+
+def _discriminate(
+    pair: Pair, batch: Batch, fakes: Tensor, noise: Noise, training: Training
+) -> Tensor:
+    """The discriminator's loss, its gradient gathered."""
+    reals, labels_B = batch
     discriminator, constraint = pair.discriminator, training.constraint
     if isinstance(constraint, SpectralConstraint):
         sharpen_(discriminator.network)
@@ -171,10 +222,19 @@ def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Train
     discriminator.zero_gradients()
     # Only the weights: pictures that want a gradient of their own need not gather this one.
     loss.backward(inputs=discriminator.parameters)
-    _adam(discriminator, training)
-    if isinstance(constraint, ClipConstraint):
-        clip_(clippable(discriminator.network), constraint.bound)
-    return loss.detach()
+    return loss
+
+
+def _discriminate_by_chain(
+    chain: Chain, reals: Tensor, fakes: Tensor, training: Training
+) -> Tensor:
+    """The same, written out."""
+    outputs = chain.forward(torch.cat([reals.flatten(1), fakes.flatten(1)]))
+    value_B1 = outputs[-1].requires_grad_()
+    loss = discriminator_loss(training.loss, *value_B1.squeeze(1).chunk(2))
+    (gradient,) = torch.autograd.grad(loss, value_B1)
+    chain.backward(outputs, gradient, weights=True, inputs=False)
+    return loss
 
 
 def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -197,6 +257,19 @@ def update_generator(
     objective: Objective | None = None,
 ) -> Tensor:
     """The generator's loss before its update: the run's loss, or an objective of its own."""
+    chains = pair.generator.network.chain, pair.discriminator.network.chain
+    if chains[0] is not None and chains[1] is not None and noise.fake_changes is None:
+        loss = _generate_by_chain(chains[0], chains[1], batch, noise, training, objective)
+    else:
+        loss = _generate(pair, batch, noise, training, objective)
+    _adam(pair.generator, training)
+    return loss.detach()
+
+
+def _generate(
+    pair: Pair, batch: Batch, noise: Noise, training: Training, objective: Objective | None
+) -> Tensor:
+    """The generator's loss, its gradient gathered."""
     pair.generator.zero_gradients()
     # The discriminator passes the gradient on but learns nothing: its weights want none.
     pair.discriminator.network.requires_grad_(requires_grad=False)
@@ -207,14 +280,41 @@ def update_generator(
     if compares(training.loss):
         reals = _augmented(batch.pictures, noise.real_changes)
         real_B = pair.discriminator.network(reals, noise.real_factors_BW, labels_B)
-    if objective is None:
-        loss = generator_loss(training.loss, fake_B, real_B)
-    else:
-        loss = objective_loss(objective, fake_B)
+    loss = _loss_of_generator(training, objective, fake_B, real_B)
     loss.backward()
     pair.discriminator.network.requires_grad_(requires_grad=True)
-    _adam(pair.generator, training)
-    return loss.detach()
+    return loss
+
+
+def _generate_by_chain(
+    generator: Chain,
+    discriminator: Chain,
+    batch: Batch,
+    noise: Noise,
+    training: Training,
+    objective: Objective | None,
+) -> Tensor:
+    """The same, written out."""
+    drawn = generator.forward(noise.z_BZ)
+    judged = discriminator.forward(drawn[-1])
+    fake_B1 = real_B1 = judged[-1].requires_grad_()
+    if compares(training.loss):
+        reals = _augmented(batch.pictures, noise.real_changes)
+        real_B1 = discriminator.forward(reals.flatten(1))[-1]
+    loss = _loss_of_generator(training, objective, fake_B1.squeeze(1), real_B1.squeeze(1))
+    (gradient,) = torch.autograd.grad(loss, fake_B1)
+    by_pictures = discriminator.backward(judged, gradient, weights=False, inputs=True)
+    assert by_pictures is not None
+    generator.backward(drawn, by_pictures, weights=True, inputs=False)
+    return loss
+
+
+def _loss_of_generator(
+    training: Training, objective: Objective | None, fake_B: Tensor, real_B: Tensor
+) -> Tensor:
+    if objective is None:
+        return generator_loss(training.loss, fake_B, real_B)
+    return objective_loss(objective, fake_B)
 
 
 def _augmented(pictures: Tensor, changes: Changes | None) -> Tensor:

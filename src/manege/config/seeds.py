@@ -7,8 +7,10 @@ seed, so streams would collide in long runs, and its draws depend on the device;
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 
 def stream(
@@ -35,4 +37,16 @@ def stream(
     parts = (cell, purpose, *(str(n) for n in (seed, round_, step, attempt)))
     spelled = "".join(f"{len(part)}:{part}" for part in parts)
     digest = hashlib.blake2b(spelled.encode(), digest_size=16, person=b"manege-stream").digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    # numpy takes any source of keys; its stubs know of its own one alone.
+    return np.random.Generator(np.random.Philox(_Key(digest)))  # type: ignore[arg-type]
+
+
+class _Key(ISeedSequence):
+    """Hands Philox its key: given `key=`, it asks the system for entropy first and drops it."""
+
+    def __init__(self, digest: bytes) -> None:
+        self._digest = digest
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        """The key."""
+        return np.frombuffer(self._digest, np.dtype(dtype).newbyteorder("<"), n_words)

@@ -80,17 +80,15 @@ class Shares:
 
     def streams(self, cell: str, state: CellState) -> Streams:
         """The random numbers of the step that `state` is at."""
+        step, round_, attempt = state.step, state.round_ + 1, state.attempt
         return Streams(
-            *(
-                stream(
-                    self._config.seed,
-                    cell=cell,
-                    purpose=purpose,
-                    step=state.step,
-                    round_=state.round_ + 1,
-                    attempt=state.attempt,
-                )
-                for purpose in Streams._fields
+            lambda purpose: stream(
+                self._config.seed,
+                cell=cell,
+                purpose=purpose,
+                round_=round_,
+                step=step,
+                attempt=attempt,
             )
         )
 

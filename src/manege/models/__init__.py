@@ -4,6 +4,7 @@ Owns the mathematics of the networks. Draws no random number, knows no cell, fil
 """
 
 from manege.models.augment import Changes, change, draw_changes
+from manege.models.chain import Chain
 from manege.models.constraints import (
     clip_,
     clippable,
@@ -32,6 +33,7 @@ from manege.models.pixels import generate, to_bytes, to_floats
 
 __all__ = [
     "ALIGN",
+    "Chain",
     "Changes",
     "Discriminator",
     "Generator",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import ceil, log2, sqrt
 from typing import assert_never
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manege.config import DcganNetworks, MlpNetworks, ResnetNetworks
+from manege.config import Activation, DcganNetworks, MlpNetworks, ResnetNetworks
+from manege.models.chain import Chain, chain_of
 from manege.models.layers import (
     BatchNorm2d,
     Conv,
@@ -71,6 +73,11 @@ class Generator(nn.Module):
         assert labels_B is not None, "a conditional generator needs labels"
         return torch.cat([z_BZ, self.embed(labels_B)], dim=1)
 
+    @cached_property
+    def chain(self) -> Chain | None:
+        """Its passes written out, from latents to flat pictures, where it has such."""
+        return None
+
 
 class Discriminator(nn.Module):
     """Pictures to logits: `forward(x_BCSS, factors_BW=None, labels_B=None) → B`.
@@ -101,6 +108,11 @@ class Discriminator(nn.Module):
         assert labels_B is not None, "a conditional discriminator needs labels"
         projected: Tensor = (self.embed(labels_B) * features_BW).sum(1)
         return values + projected
+
+    @cached_property
+    def chain(self) -> Chain | None:
+        """Its passes written out, from flat pictures to logits, where it has such."""
+        return None
 
 
 def build_generator(spec: Spec, shape: PictureShape, num_labels: int = 0) -> Generator:
@@ -341,6 +353,15 @@ class MlpGenerator(Generator):
         x = tanh_(self.body(self.inputs(z_BZ, labels_B)))
         return x.view(-1, self.shape.channels, self.shape.size, self.shape.size)
 
+    @cached_property
+    def chain(self) -> Chain | None:
+        """Without labels."""
+        if self.embed is not None:
+            return None
+        layers = self.body.dense()
+        hidden = [self.body.activation] * (len(layers) - 1)
+        return chain_of(layers, [*hidden, Activation.TANH])
+
 
 class MlpDiscriminator(Discriminator):
     """Table I of the cellular paper."""
@@ -361,6 +382,15 @@ class MlpDiscriminator(Discriminator):
         features_BW = activate(self.body(x_BCSS.flatten(1)), self.activation)
         return self.judge(features_BW, labels_B)
 
+    @cached_property
+    def chain(self) -> Chain | None:
+        """Without labels, without spectral norms."""
+        if self.embed is not None:
+            return None
+        hidden = self.body.dense()
+        activations = [self.activation] * len(hidden)
+        return chain_of([*hidden, self.linear], [*activations, None])
+
 
 class Perceptron(nn.Module):
     """Linear layers of these widths, with the activation between them."""
@@ -371,6 +401,10 @@ class Perceptron(nn.Module):
         self.layers = nn.ModuleList(
             Dense(before, after, spectral=spectral) for before, after in pairwise(widths)
         )
+
+    def dense(self) -> list[Dense]:
+        """The layers."""
+        return [layer for layer in self.layers if isinstance(layer, Dense)]
 
     def forward(self, x: Tensor) -> Tensor:
         """What the last layer gives."""

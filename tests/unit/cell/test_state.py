@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -48,13 +49,17 @@ def _state(sets: list[str], labels: int = 0) -> CellState:
     return new_state(_config(sets), "3", SHAPE, torch.device("cpu"), labels)
 
 
+def _stream(place: dict[str, int], purpose: str) -> np.random.Generator:
+    return stream(0, cell="3", purpose=purpose, **place)
+
+
 def _train(state: CellState, sets: list[str], labels: int, steps: int) -> None:
     """Some steps of the round under way, as a method takes them."""
     training = _config(sets).training
     generator = torch.Generator().manual_seed(state.step)
     for _ in range(steps):
         place = {"round_": state.round_ + 1, "step": state.step, "attempt": state.attempt}
-        streams = Streams(*(stream(0, cell="3", purpose=p, **place) for p in Streams._fields))
+        streams = Streams(partial(_stream, place))
         chosen = torch.arange(6) % labels if labels else None
         batch = Batch(torch.rand(6, 1, 8, 8, generator=generator) * 2 - 1, chosen)
         noise = [draw_noise(state.pair, 6, streams, training) for _ in range(2)]

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from manege.cell import Batch, Noise, Streams, draw_noise, new_pair, train_step, update_generator
 from manege.config import (
+    Activation,
     ClipConstraint,
     DataConfig,
     DcganNetworks,
@@ -58,9 +59,7 @@ CONSTRAINTS = (
 
 
 def _streams(step: int = 0, seed: int = 1) -> Streams:
-    return Streams(
-        *(stream(seed, cell="a", purpose=purpose, step=step) for purpose in Streams._fields)
-    )
+    return Streams(lambda purpose: stream(seed, cell="a", purpose=purpose, step=step))
 
 
 def _setting(size: int, training: Training, networks=PAPER, *, channels: int = 3, labels: int = 0):
@@ -183,6 +182,7 @@ NORMED_SETTINGS = [
 ]
 FREE_SETTINGS = _settings(FREE, n_critic=2, batch=6)
 RESNET_SETTINGS = _settings(RESNET, n_critic=2, batch=6)
+MLP_SETTINGS = _settings(MLP, n_critic=2, batch=6)
 
 # Every constraint with a loss that it is used with.
 PAIRED = [
@@ -203,7 +203,8 @@ PAIRED = [
 
 
 def test_all_that_is_admitted_is_compared():
-    assert len(FREE_SETTINGS) == len(RESNET_SETTINGS) == 6 * 6 - 5  # Clipping has one loss.
+    for settings in (FREE_SETTINGS, RESNET_SETTINGS, MLP_SETTINGS):
+        assert len(settings) == 6 * 6 - 5  # Clipping has one loss.
     assert len(NORMED_SETTINGS) == 2 * (6 + 1)
     assert {type(t.constraint) for t in PAIRED} == {type(c) for c in CONSTRAINTS}
     assert all(_admitted(networks, t) for networks in (FREE, RESNET, MLP) for t in PAIRED)
@@ -251,6 +252,18 @@ def test_a_few_steps_without_batchnorm_equal_the_plain_form_in_double(training):
 @pytest.mark.parametrize("training", RESNET_SETTINGS, ids=_name)
 def test_a_few_steps_of_the_residual_pair_equal_the_plain_form_in_double(training):
     _equals_the_plain_form(training, RESNET, 12)
+
+
+@pytest.mark.parametrize("training", MLP_SETTINGS, ids=_name)
+def test_a_few_steps_of_the_perceptrons_equal_the_plain_form_in_double(training):
+    _equals_the_plain_form(training, MLP, 8)
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_a_few_steps_of_perceptrons_of_each_activation_equal_the_plain_form(activation):
+    networks = MlpNetworks(latent=6, hidden=9, activation=activation)
+    _equals_the_plain_form(Training(loss=Loss.BCE, batch=6), networks, 8)
+    _equals_the_plain_form(Training(loss=Loss.RELATIVISTIC, batch=6), networks, 8, augment=0.7)
 
 
 @pytest.mark.parametrize("training", PAIRED, ids=_name)
