@@ -23,6 +23,7 @@ classes: [3, 8]
 seeds: [5]
 budget_s: {budget}
 samples: 60
+features: [auto, random]
 base:
   networks: {{kind: mlp, hidden: 16}}
   training.batch: 32
@@ -60,12 +61,16 @@ def test_recipes_of_all_methods_are_trained_and_measured_alike(
     assert rows.keys() == {"bce", "one", "told"}
     for row in rows.values():
         assert (row["seeds"], row["failed"]) == ([5], [])
-        assert len(row["values"]["kid"]) == len(row["values"]["coverage"]) == 1
+        values = row["values"]
+        assert len(values["kid"]) == len(values["coverage"]) == 1
+        assert len(values["fd"]) == len(values["fd in random"]) == 1
+        assert values["fd"] != values["fd in random"]
     assert {"kid [3]", "kid [8]"} <= rows["bce"]["values"].keys() & rows["told"]["values"].keys()
     assert "kid [3]" not in rows["one"]["values"]
     table = (folder / "out" / "table.md").read_text()
     assert all(f"| `{name}` |" in table for name in rows)
     assert "| real pictures |" in table
+    assert "| fd in random |" in table
     assert (folder / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert len(list((folder / "out" / "sheets").glob("*.png"))) == 3
     runs = sorted(
@@ -189,6 +194,7 @@ def test_a_sweep_interrupted_and_started_again_gives_the_same_table(
         (("bce:", "../bce:"), "recipes: found '../bce'"),
         (("budget_s: 60", "budget_s: soon"), "budget_s"),
         (("seeds:", "sedes:"), "sedes"),
+        (("[auto, random]", "[pixels]"), "features.0"),
         (("data: digits", "data: [digits"), "plan.yaml"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,6 +14,9 @@ from manege.errors import ConfigError
 from manege.rundir import cell_folder
 
 RECIPE_NAME = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}"
+
+
+Features = Annotated[str, Field(pattern=r"^(auto|classifier|random|mnist-logits(=.+)?)$")]
 
 
 class Plan(BaseModel):
@@ -32,6 +35,9 @@ class Plan(BaseModel):
     """Configuration keys of each recipe, over those of `base`."""
     samples: int = Field(default=3000, ge=8)
     """Pictures drawn for the scores of a recipe and seed."""
+    features: tuple[Features, ...] = Field(default=("auto",), min_length=1)
+    """Where scores are taken, as of `manege evaluate --features`; in all but the first only the
+    Fréchet distance is."""
 
 
 @dataclass(frozen=True)

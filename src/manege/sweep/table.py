@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -90,7 +90,7 @@ def measure_all(
             for score in tree["scores"]:
                 label = f" [{score['label']}]" if score["label"] is not None else ""
                 row.values.setdefault(score["name"] + label, []).append(score["value"])
-            common = tree["protocol"]
+            common = dict(tree["protocol"])
             for score in tree["scores"]:
                 if score["floor"] is not None and score["label"] is None:
                     common.setdefault("floors", {})[score["name"]] = score["floor"]["value"]
@@ -117,17 +117,27 @@ def _measured(
         model = model.merged(other)
     try:
         tree = json.loads(read_capped(path, _CAP_BYTES))
-        if tree["protocol"]["subject"]["digest"] == model.digest:
+        same_model = tree["protocol"]["subject"]["digest"] == model.digest
+        if same_model and tree["features"] == list(plan.features):
             return dict(tree)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: damaged ({error!r}); delete it and try again") from None
     say(f"measuring {name}")
-    evaluation = evaluate(
-        model, plan.data, _options(plan, model, data_root), say=say, counting=counting
-    )
-    tree = {**evaluation.as_dict(), "rounds": _rounds(runs)}
+    first, *others = [
+        evaluate(model, plan.data, options, say=say, counting=counting).as_dict()
+        for options in _options(plan, model, data_root)
+    ]
+    scores = list(first["scores"])
+    for called, elsewhere in zip(_frechet_elsewhere(plan), others, strict=True):
+        scores += [{**score, "name": called} for score in elsewhere["scores"]]
+    tree = {
+        **first,
+        "scores": scores,
+        "features": list(plan.features),
+        "rounds": _rounds(runs),
+    }
     make_folder(path.parent)
     _write_sheet(out / "sheets" / f"{name}.png", model, units[0].seed)
     write_atomic(path, json.dumps(tree, indent=1).encode())
@@ -138,15 +148,21 @@ def _has_model(run: Path) -> bool:
     return (run / "model" / "model.json").is_file()
 
 
-def _options(plan: Plan, model: Model, data_root: str | None) -> Options:
-    return Options(
+def _options(plan: Plan, model: Model, data_root: str | None) -> list[Options]:
+    """Everything in the first feature space, the Fréchet distance alone in others."""
+    first = Options(
         metrics=TOY_METRICS if plan.data in TOY_NAMES else METRICS,
+        features=plan.features[0],
         samples=plan.samples,
         per_class=not model.unlabelled,
         classes=tuple(plan.classes),
         allow_few_samples=True,
         data_root=data_root,
     )
+    return [first] + [
+        replace(first, features=features, metrics=("fd",), per_class=False)
+        for features in plan.features[1:]
+    ]
 
 
 def _rounds(runs: Sequence[Path]) -> float:
@@ -179,9 +195,15 @@ def write_table(
     return table, plot
 
 
+def _frechet_elsewhere(plan: Plan) -> list[str]:
+    """What the Fréchet distance is called in the further feature spaces."""
+    return [f"fd in {features.partition('=')[0]}" for features in plan.features[1:]]
+
+
 def _markdown(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> str:
     by_class = [f"kid [{label}]" for label in plan.classes]
-    names = [name for name in (*SHOWN, *by_class) if any(row.values.get(name) for row in rows)]
+    shown = (*SHOWN, *_frechet_elsewhere(plan), *by_class)
+    names = [name for name in shown if any(row.values.get(name) for row in rows)]
     lines = [
         f"{plan.data}: {', '.join(plan.classes)}; seeds {', '.join(map(str, plan.seeds))}; "
         f"{plan.budget_s:g} s of CPU time a class; median (range) over seeds.",
@@ -234,7 +256,9 @@ def _plot(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> bytes:
     distance = figure.axes[0]
     distance.invert_yaxis()
     distance.set_xscale("log")
-    distance.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = distance.get_xlim()
+    # Over many decades more labels than one for each would run into each other.
+    distance.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else None))
     distance.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     distance.xaxis.set_minor_locator(NullLocator())
     title = f"{plan.data}: {', '.join(plan.classes)}; {plan.budget_s:g} CPU s a class"
