@@ -1122,6 +1122,23 @@ def test_weights_that_explode_begin_the_round_again_as_in_a_single_gan():
     assert "the weights have grown" in troubles[0]
 
 
+def test_a_cell_that_keeps_collapsing_goes_on_after_its_attempts():
+    """Given up it would be lost to its neighbours, which may yet heal it."""
+    method = _method("training.attempts=3")
+    state = method.init("0-0")
+    inbox = _first_inbox(method, "0-0")
+    state.offspring.widest = 1e6  # Whatever it draws, it drew wider once.
+    steps = list(method.advance("0-0", state, inbox))
+    told = [step.trouble is not None and "have collapsed" in step.trouble for step in steps]
+    assert told == [False, False, True, False, False, True, False, False, False]
+    assert (state.round_, state.attempt) == (1, 0)
+    spread = steps[-1].spread
+    assert state.offspring.widest == spread > 0
+    # And the next round is measured by what it has now.
+    again = list(method.advance("0-0", state, inbox))
+    assert [step.trouble for step in again] == [None] * 3
+
+
 # Whole grids, under the driver.
 
 POINTS = (*("networks.hidden=8", "networks.latent=4", *SMALL, "data.limit_per_class=40", *GRID),)

@@ -27,7 +27,7 @@ from manege.cell.step import (
     update_discriminator,
     update_generator,
 )
-from manege.cell.watchdog import round_trouble, spread_of, step_trouble
+from manege.cell.watchdog import collapse, round_trouble, spread_of, step_trouble
 
 __all__ = [
     "HEADER",
@@ -48,6 +48,7 @@ __all__ = [
     "Streams",
     "Weights",
     "adapted",
+    "collapse",
     "draw_noise",
     "draw_objective",
     "evolve",

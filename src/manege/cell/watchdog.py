@@ -31,14 +31,10 @@ def step_trouble(state: CellState) -> str | None:
     return f"the {bad}'s loss is not finite"
 
 
-def round_trouble(state: CellState, steps: int, spread: float, real_spread: float) -> str | None:
-    """What is wrong at the end of a round, or None; `state` still counts as in the round.
+def round_trouble(state: CellState, steps: int) -> str | None:
+    """What has broken at the end of a round of so many steps, or None.
 
-    Args:
-        state: after the round's last step.
-        steps: how many the round had.
-        spread: of samples at fixed latents, now.
-        real_spread: of as many real pictures.
+    `state` is that after its last step, and still counts as in the round.
     """
     if not state.is_finite():
         return "a weight is not finite"
@@ -47,6 +43,17 @@ def round_trouble(state: CellState, steps: int, spread: float, real_spread: floa
         return f"the losses have exploded to {losses[0]:.3g} and {losses[1]:.3g}"
     if (grown := state.growth()) > LARGEST_GROWTH:
         return f"the weights have grown {grown:.3g} times within the round"
+    return None
+
+
+def collapse(state: CellState, spread: float, real_spread: float) -> str | None:
+    """Whether samples have become too much alike, at the end of a round, or None.
+
+    Args:
+        state: after the round's last step.
+        spread: of samples at fixed latents, now.
+        real_spread: of as many real pictures.
+    """
     widest = min(max(state.widest, spread), real_spread)
     if spread < SMALLEST_SPREAD * widest:
         return (

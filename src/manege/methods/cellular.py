@@ -17,6 +17,7 @@ import torch
 
 from manege.cell import (
     Arena,
+    CellState,
     Centre,
     Estimated,
     GridState,
@@ -24,6 +25,7 @@ from manege.cell import (
     Judgement,
     MixtureScorer,
     Pair,
+    collapse,
     draw_objective,
     evolve,
     fitness,
@@ -163,7 +165,7 @@ class Cellular:
             if trouble is None and done == steps and self._config.training.attempts > 1:
                 with self._timer("update_genomes"):
                     spread = self._shares.spread(cell, place.pair.generator.network)
-                trouble = round_trouble(place, steps, spread, self._shares.real_spread(cell))
+                trouble = round_trouble(place, steps) or self._collapse(cell, place, spread)
             if trouble is not None:
                 place.roll_back()
                 yield Step(round_, done, steps, images, trouble=trouble)
@@ -186,6 +188,18 @@ class Cellular:
                     grid=told,
                 )
                 return
+
+    def _collapse(self, cell: str, place: CellState, spread: float) -> str | None:
+        """A collapse for which the round begins again.
+
+        At the last attempt the cell goes on as it is: its neighbours are the remedy, and a cell
+        given up would be none for theirs.
+        """
+        told = collapse(place, spread, self._shares.real_spread(cell))
+        if told is not None and place.attempt + 1 >= self._config.training.attempts:
+            place.widest = 0.0  # From here on it is measured by what it has now.
+            return None
+        return told
 
     def judge(self, cell: str, state: GridState) -> Judgement | None:
         """None: mixtures are scored, each round, not generators."""

@@ -21,6 +21,7 @@ from manege.cell import (
     Noise,
     Scorer,
     adapted,
+    collapse,
     generator_with,
     new_state,
     overfitting,
@@ -92,7 +93,8 @@ class Independent:
             if trouble is None and done == steps and training.attempts > 1:
                 with self._timer("watch"):
                     spread = self._shares.spread(cell, state.pair.generator.network)
-                trouble = round_trouble(state, steps, spread, self._shares.real_spread(cell))
+                real_spread = self._shares.real_spread(cell)
+                trouble = round_trouble(state, steps) or collapse(state, spread, real_spread)
             if trouble is not None:
                 state.roll_back()
                 yield Step(round_, done, steps, images, trouble=trouble)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from manege.cell import CellState, new_state, round_trouble, spread_of, step_trouble
+from manege.cell import CellState, collapse, new_state, round_trouble, spread_of, step_trouble
 from manege.config import resolve
 from manege.models import PictureShape
 
@@ -33,7 +33,7 @@ def _in_round(**values: float) -> CellState:
 
 
 def _trouble(state: CellState, spread: float = 8.0, real_spread: float = 10.0) -> str | None:
-    return round_trouble(state, 10, spread, real_spread)
+    return round_trouble(state, 10) or collapse(state, spread, real_spread)
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
