@@ -57,7 +57,7 @@ types: setup
 
 unit: setup
 	@echo "== tests (real datasets are used when MANEGE_DATA names their folder, else skipped)"
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --cov --cov-report=term:skip-covered
 
 fmt: setup
 	$(BIN)/ruff check --fix src tests benchmarks examples scripts

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from manege.errors import ConfigError
 
 VARIABLE = "MANEGE_FAILPOINT"
+TRAINER = "MANEGE_FAILPOINT_TRAINER"
+"""The number of the trainer a failpoint is meant for, or any; without, the command itself."""
 
 
 @dataclass
@@ -38,6 +40,14 @@ def failpoint(name: str) -> None:
     _armed.remaining -= 1
     if _armed.remaining == 0:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def only_for(trainer: int | None) -> None:
+    """Arm this process if it is the one meant: the command (None) or a trainer by its number."""
+    meant = os.environ.get(TRAINER)
+    if meant != (None if trainer is None else str(trainer)) and not (trainer and meant == "any"):
+        os.environ.pop(VARIABLE, None)
+    reset()
 
 
 def reset() -> None:

@@ -53,13 +53,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     path = Path(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     write_aside(aside, data, blame=path)
-    with blaming(path):
-        try:
-            aside.replace(path)
-        except OSError:
-            aside.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+    name_aside(aside, path)
 
 
 def write_aside(aside: Path, data: bytes, *, blame: Path) -> None:
@@ -79,6 +73,17 @@ def write_aside(aside: Path, data: bytes, *, blame: Path) -> None:
             raise
         finally:
             os.close(descriptor)
+
+
+def name_aside(aside: Path, path: Path) -> None:
+    """What lies aside in the same folder has its name, on the disk; nothing is left aside."""
+    with blaming(path):
+        try:
+            aside.replace(path)
+        except OSError:
+            aside.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from manege.methods import Step
+    from manege.runtime.coordinator import Place
 
 _LINE_EVERY_S = 5.0
 _COUNT_EVERY_S = 0.5
@@ -156,7 +156,7 @@ class Lines:
         if line := _important(event):
             self.say(line)
 
-    def step(self, cell: str, step: Step, fraction: float) -> None:
+    def step(self, cell: str, place: Place, fraction: float) -> None:
         """See a step; speak every few seconds."""
         self._estimate.update(cell, fraction)
         now = time.monotonic()
@@ -164,7 +164,7 @@ class Lines:
             return
         self._last_line = now
         self.say(
-            f"{cell}: round {step.round_} step {step.step}/{step.steps} ({fraction:.0%})  "
+            f"{cell}: round {place.round_} step {place.step}/{place.steps} ({fraction:.0%})  "
             f"{self._latest.get(cell, '')}  whole run {self._estimate.overall:.0%}, "
             f"{self._estimate.left()} left"
         )
@@ -207,7 +207,7 @@ class Bars:
         if kind == "run_started":
             self._estimate.begin(event["cells"])
             self._whole = self._progress.add_task("whole run", total=1.0, note="")
-        elif kind == "cell_started":
+        elif kind == "cell_started" and str(cell) not in self._tasks:
             self._tasks[str(cell)] = self._progress.add_task(str(cell), total=1.0, note="")
         elif kind == "round":
             note = f"round {event['round']}  {_losses(event)}"
@@ -218,7 +218,7 @@ class Bars:
         if line := _important(event):
             self.say(line)
 
-    def step(self, cell: str, step: Step, fraction: float) -> None:
+    def step(self, cell: str, place: Place, fraction: float) -> None:
         """See a step."""
         self._estimate.update(cell, fraction)
         self._progress.update(self._tasks[cell], completed=fraction)

@@ -6,11 +6,11 @@ import signal
 from types import FrameType
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class StopSignals:
-    """Inside `with`, SIGINT and SIGTERM are only noted; a second SIGINT interrupts after all.
+    """Inside `with`, SIGINT, SIGTERM and SIGUSR2 are only noted; a second SIGINT interrupts.
 
     Call it to ask: the name of the signal that came, or None.
     """

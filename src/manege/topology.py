@@ -93,6 +93,14 @@ class Schedule:
             raise ValueError(f"round {round_}; expected 1 or more")
         return [topology for first, topology in self.changes if first <= round_][-1]
 
+    def around(self) -> dict[str, tuple[str, ...]]:
+        """Of every cell those that it ever hears, and is heard by."""
+        heard: dict[str, dict[str, None]] = {cell: {} for cell in self.changes[0][1].cells}
+        for _, topology in self.changes:
+            for cell, others in topology.neighbours.items():
+                heard[cell] |= dict.fromkeys(others)
+        return {cell: tuple(others) for cell, others in heard.items()}
+
     def components(self) -> tuple[tuple[str, ...], ...]:
         """Cells that ever hear of each other, also through others; all in row-major order."""
         parent = {cell: cell for cell in self.changes[0][1].cells}

@@ -24,6 +24,8 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "score-cache"))
         patch.delenv("MANEGE_DATA", raising=False)
+        # A server's torch for every command would take longer than all the tests do.
+        patch.setenv("MANEGE_RUNTIME", "inline")
         yield
 
 

@@ -1334,14 +1334,14 @@ def test_a_crash_while_a_cell_is_given_up_leaves_a_run_that_can_be_finished(tmp_
     class PowerCut(Exception):
         pass
 
-    def commit(self, cell, **parts):
+    def write(self, cell, **parts):
         if cell == "0-1":
             raise PowerCut
         return save(self, cell, **parts)
 
-    save = RunDir.commit
+    save = RunDir.write_pending
     with monkeypatch.context() as patch, Breaking(lambda cell, state: cell == "0-1"):
-        patch.setattr(RunDir, "commit", commit)
+        patch.setattr(RunDir, "write_pending", write)
         with pytest.raises(PowerCut):
             start_run(_points(*ATTEMPTS), out=path, watcher=Silent())
     again = continue_run(path, watcher=Silent())

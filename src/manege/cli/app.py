@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from manege.cli import data, model, scores
+from manege.cli import data, model, running, scores
 from manege.cli import sweep as sweeping
 from manege.cli.output import emit_json, say
 from manege.errors import (
@@ -73,6 +73,13 @@ def train(
     data_fraction: Annotated[
         float | None,
         typer.Option(help="The part of the pictures that each cell of a grid sees: 0.25."),
+    ] = None,
+    exchange: Annotated[
+        str | None,
+        typer.Option(
+            help="sync: a grid's rounds wait for all neighbours; async: they take the newest "
+            "centres there are, and no two runs are alike."
+        ),
     ] = None,
     preset: Annotated[
         str | None,
@@ -150,6 +157,8 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Run directory to make; else runs/NNNN-….")
     ] = None,
+    workers: running.Workers = "auto",
+    runtime: running.Where = running.Runtime.LOCAL,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the full configuration and stop.")
     ] = False,
@@ -193,6 +202,7 @@ def train(
             **_grid(grid),
             "cellular.neighbourhood.kind": neighbourhood,
             "cellular.data_fraction": data_fraction,
+            "cellular.exchange": exchange,
         },
         sets=sets or (),
     )
@@ -203,20 +213,7 @@ def train(
             say(to_yaml(settings), end="")
         return
 
-    from manege.api import start_run
-    from manege.progress import for_this_terminal
-    from manege.stopping import StopSignals
-
-    with StopSignals() as stop, for_this_terminal() as watcher:
-        run = start_run(
-            settings,
-            out=out,
-            watcher=watcher,
-            say=watcher.say,
-            stop=stop,
-            command=shlex.join(["manege", *sys.argv[1:]]),
-        )
-    _report(run, as_json=json_)
+    _report(running.start(settings, out, runtime, workers), as_json=json_)
 
 
 @app.command()
@@ -224,26 +221,15 @@ def resume(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     rounds: Annotated[int | None, typer.Option(help="New total of rounds.")] = None,
     budget: Annotated[str | None, typer.Option(help="New total of training time.")] = None,
+    workers: running.Workers = "auto",
+    runtime: running.Where = running.Runtime.LOCAL,
     json_: Json = False,
 ) -> None:
     """Go on with a run that was stopped, killed, or is to become longer.
 
     The result is bit for bit what it would have been without the interruption.
     """
-    from manege.api import continue_run
-    from manege.progress import for_this_terminal
-    from manege.stopping import StopSignals
-
-    with StopSignals() as stop, for_this_terminal() as watcher:
-        done = continue_run(
-            run,
-            rounds=rounds,
-            budget_s=budget,
-            watcher=watcher,
-            say=watcher.say,
-            stop=stop,
-        )
-    _report(done, as_json=json_)
+    _report(running.go_on(run, rounds, budget, runtime, workers), as_json=json_)
 
 
 @app.command()
@@ -366,7 +352,7 @@ def _grid(text: str | None) -> dict[str, Any]:
     return {"cellular.rows": int(rows), "cellular.columns": int(columns)}
 
 
-def _report(run: Any, *, as_json: bool) -> None:
+def _report(run: running.Done, *, as_json: bool) -> None:
     """Print how the run ended; exit with its code."""
     from manege.progress import duration
 

@@ -175,6 +175,9 @@ class Cellular(Section):
     skip: int = Field(default=1, ge=0, le=1000)
     """Batches without a discriminator update after each one with it."""
     replacement: Replacement = Replacement.STRICT
+    exchange: Literal["sync", "async"] = "sync"
+    """Whether a round waits for all neighbours' centres of the round before, or takes the newest
+    there are: nobody waits, but no two runs are alike."""
     mixture: Mixture = Mixture()
 
     @model_validator(mode="after")

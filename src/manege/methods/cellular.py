@@ -118,9 +118,21 @@ class Cellular:
         """Cells that hear of each other, now or later."""
         return self._schedule.components()
 
+    def waits(self) -> bool:
+        """Not when the exchange is asynchronous."""
+        return self._grid.exchange == "sync"
+
+    def around(self) -> dict[str, tuple[str, ...]]:
+        """Whom each cell ever hears, and is heard by."""
+        return self._schedule.around()
+
     def neighbours(self, cell: str, round_: int) -> tuple[str, ...]:
         """Whose centres of the round before a cell needs in a round."""
         return self._schedule.at(round_).neighbours[cell]
+
+    def warm(self) -> None:
+        """Load the pictures that several cells see."""
+        self._shares.warm()
 
     def init(self, cell: str) -> GridState:
         """The untrained cell, its centre 0 published."""

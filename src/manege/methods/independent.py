@@ -60,6 +60,10 @@ class Independent:
         """All cells' keys, those with most pictures first."""
         return self._shares.cells()
 
+    def warm(self) -> None:
+        """Load the pictures that several cells see."""
+        self._shares.warm()
+
     def init(self, cell: str) -> CellState:
         """The untrained cell."""
         shares = self._shares
@@ -76,6 +80,14 @@ class Independent:
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """Every cell for itself."""
         return tuple((cell,) for cell in self.cells())
+
+    def waits(self) -> bool:
+        """There is nobody to wait for."""
+        return True
+
+    def around(self) -> dict[str, tuple[str, ...]]:
+        """Nobody is around anybody."""
+        return dict.fromkeys(self.cells(), ())
 
     def neighbours(self, cell: str, round_: int) -> tuple[str, ...]:
         """Nobody."""

@@ -108,6 +108,18 @@ class Method(Protocol[AnyState]):
         """Whose centres of the round before a cell needs in a round."""
         ...
 
+    def waits(self) -> bool:
+        """Whether a round needs its neighbours' centres of the round before, or any will do."""
+        ...
+
+    def around(self) -> Mapping[str, tuple[str, ...]]:
+        """For every cell those that it ever hears, and those that ever hear it."""
+        ...
+
+    def warm(self) -> None:
+        """Load what cells have in common, so that processes forked afterwards share it."""
+        ...
+
     def init(self, cell: str) -> AnyState:
         """The untrained cell."""
         ...

@@ -7,6 +7,7 @@ a function of the seed, the cell's key and its place in time.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -65,6 +66,12 @@ class Shares:
             rows = self._diet(cell, len(pool.pictures)) if self._fraction < 1 else None
             self._opened[cell] = Share(pool, rows)
         return self._opened[cell]
+
+    def warm(self) -> None:
+        """Load the pictures that several cells see."""
+        for labels, cells in Counter(self.labels.values()).items():
+            if cells > 1:
+                self._pool(labels)
 
     def _pool(self, labels: tuple[str, ...]) -> _Pool:
         """The pictures of some labels; cells that see the same ones have them in common."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from manege.rundir.checkpoints import COMMIT_POINTS, Checkpoint
+from manege.rundir.checkpoints import COMMIT_POINTS, Checkpoint, Pending
 from manege.rundir.manifest import Commit
 from manege.rundir.names import cell_folder
 from manege.rundir.run import RunDir
 
-__all__ = ["COMMIT_POINTS", "Checkpoint", "Commit", "RunDir", "cell_folder"]
+__all__ = ["COMMIT_POINTS", "Checkpoint", "Commit", "Pending", "RunDir", "cell_folder"]

@@ -1,15 +1,19 @@
 """A cell's commits on disk: two generations; a crash at any point leaves the old or the new.
 
-Owns the order of writes, renames and removals, and the fallback of reading. A file that a manifest
-lists is never overwritten; a file is believed only when its SHA-256 and its own words agree.
+Owns the order of writes, renames and removals, and the fallback of reading. One process may write
+a checkpoint aside and another adopt it. A file that a manifest lists is never overwritten; a file
+is believed only when its SHA-256 and its own words agree.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
+import stat
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -35,10 +39,12 @@ from manege.rundir.manifest import (
     encode,
     read_manifest,
     read_manifests,
+    told_file,
 )
 from manege.rundir.tensors import Array, pack, unpack
 
 _SUFFIX = ".safetensors"
+_ASIDE = re.compile(r"\.[0-9A-Za-z][0-9A-Za-z._-]*\.tmp")
 _READ_ATTEMPTS = 10
 _READ_PAUSE_S = 0.01
 
@@ -74,6 +80,32 @@ class Owner:
     identity: str
 
 
+@dataclass(frozen=True)
+class Pending:
+    """A checkpoint written aside, by its name in the cell's folder; no commit until adopted."""
+
+    aside: str
+    bytes: int
+    sha256: str
+    round_: int
+    step: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The checkpoint as messages tell it."""
+        return {
+            "aside": self.aside,
+            "bytes": self.bytes,
+            "sha256": self.sha256,
+            "round": self.round_,
+            "step": self.step,
+        }
+
+    @classmethod
+    def from_json(cls, tree: Any) -> Pending:
+        """What `to_json` told; ValueError for anything else, such as a name with a separator."""
+        return cls(*told_file(tree, "aside", _ASIDE))
+
+
 def commit_to(
     folder: Path,
     owner: Owner,
@@ -97,27 +129,64 @@ def commit_to(
         incarnation: which start of the run writes.
         trusted: a commit this process wrote or verified, which need not be hashed again.
     """
+    pending = write_pending(
+        folder,
+        owner,
+        round_=round_,
+        step=step,
+        tensors=tensors,
+        meta=meta,
+        mark=_own_mark(incarnation),
+    )
+    return adopt(folder, owner, pending, incarnation=incarnation, trusted=trusted)
+
+
+def write_pending(
+    folder: Path,
+    owner: Owner,
+    *,
+    round_: int,
+    step: int,
+    tensors: Mapping[str, Array],
+    meta: Mapping[str, Any],
+    mark: str,
+) -> Pending:
+    """The checkpoint, on the disk under a name that nobody reads; `adopt` makes it a commit.
+
+    The mark, such as "3.17", is in that name: writers with different marks never meet.
+    """
+    name = f"{round_}-{step}{_SUFFIX}"
+    aside = f".{name}.{mark}.tmp"
+    if not _ASIDE.fullmatch(aside):
+        raise ValueError(f"{aside!r} cannot be a name aside; a mark is letters, digits and dots")
     blob = pack(tensors, _description(owner, round_, step, meta))
     failpoint("commit:before")
-    old = _usable(folder, owner)
-    name = _unlisted_name(old, round_, step, incarnation)
-    new = Commit(name, len(blob), hashlib.sha256(blob).hexdigest(), round_, step)
-    kept = _first_sound(folder, old, trusted)
-    manifest = Manifest(owner.cell, owner.identity, (new, *kept))
-    mark = f"{incarnation}.{os.getpid()}.tmp"
+    write_aside(folder / aside, blob, blame=folder / name)
+    failpoint("commit:written")
+    return Pending(aside, len(blob), hashlib.sha256(blob).hexdigest(), round_, step)
+
+
+def adopt(
+    folder: Path, owner: Owner, pending: Pending, *, incarnation: int, trusted: Commit | None
+) -> Commit:
+    """The new newest generation: what was written aside, under its name and in the manifest.
+
+    It is not hashed: its writer did. CheckpointError when it is missing or of another size. After
+    any refusal the old manifest counts and nothing is left aside.
+    """
+    aside = folder / pending.aside
     try:
-        _put(folder / f".{name}.{mark}", folder / name, blob)
-        _install(folder, folder / f".{CURRENT}.{mark}", manifest)
-    except (OSError, MachineError):
-        # The old manifest still counts; the space may be what the next attempt needs.
-        (folder / name).unlink(missing_ok=True)
+        manifest = _next_manifest(folder, owner, pending, incarnation=incarnation, trusted=trusted)
+        _put(aside, folder, manifest, mark=_own_mark(incarnation))
+    except (OSError, CheckpointError, MachineError):
+        _discard(aside)
         raise
     with blaming(folder):
         sync_folder(folder)
         failpoint("commit:done")
         _sweep(folder, manifest)
     failpoint("commit:cleaned")
-    return new
+    return manifest.generations[0]
 
 
 def load_from(folder: Path, owner: Owner) -> tuple[Checkpoint, Commit] | None:
@@ -265,12 +334,45 @@ def _names(round_: int, step: int, incarnation: int) -> Iterator[str]:
         yield f"{round_}-{step}.{incarnation}.{number}{_SUFFIX}"
 
 
-def _put(aside: Path, path: Path, blob: bytes) -> None:
-    write_aside(aside, blob, blame=path)
-    failpoint("commit:written")
-    with blaming(path):
-        aside.replace(path)
-    failpoint("commit:renamed")
+def _own_mark(incarnation: int) -> str:
+    return f"{incarnation}.{os.getpid()}"
+
+
+def _next_manifest(
+    folder: Path, owner: Owner, pending: Pending, *, incarnation: int, trusted: Commit | None
+) -> Manifest:
+    old = _usable(folder, owner)
+    _check_aside(folder / pending.aside, pending.bytes)
+    name = _unlisted_name(old, pending.round_, pending.step, incarnation)
+    new = Commit(name, pending.bytes, pending.sha256, pending.round_, pending.step)
+    return Manifest(owner.cell, owner.identity, (new, *_first_sound(folder, old, trusted)))
+
+
+def _check_aside(aside: Path, size: int) -> None:
+    try:
+        found = aside.lstat()
+    except FileNotFoundError:
+        raise _unadoptable(aside, "is missing") from None
+    except OSError as error:
+        raise machine_error(aside, error) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise _unadoptable(aside, "is not a regular file")
+    if found.st_size != size:
+        raise _unadoptable(aside, f"has {found.st_size} bytes, expected {size}")
+
+
+def _put(aside: Path, folder: Path, manifest: Manifest, *, mark: str) -> None:
+    """The newest generation and the manifest have their names; on failure neither has."""
+    path = folder / manifest.generations[0].file
+    try:
+        with blaming(path):
+            aside.replace(path)
+        failpoint("commit:renamed")
+        _install(folder, folder / f".{CURRENT}.{mark}.tmp", manifest)
+    except (OSError, MachineError):
+        # The old manifest still counts; the space may be what the next attempt needs.
+        _discard(path)
+        raise
 
 
 def _install(folder: Path, aside: Path, manifest: Manifest) -> None:
@@ -278,14 +380,21 @@ def _install(folder: Path, aside: Path, manifest: Manifest) -> None:
     failpoint("commit:manifest-written")
     current = folder / CURRENT
     try:
-        # A damaged one must not take the place of a sound one before it.
-        if isinstance(read_manifest(current), Manifest):
-            current.replace(folder / PREVIOUS)
-        failpoint("commit:manifest-aside")
-        aside.replace(current)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise machine_error(current, error) from error
+        with blaming(current):
+            # A damaged one must not take the place of a sound one before it.
+            if isinstance(read_manifest(current), Manifest):
+                current.replace(folder / PREVIOUS)
+            failpoint("commit:manifest-aside")
+            aside.replace(current)
+    except MachineError:
+        _discard(aside)
+        raise
+
+
+def _discard(path: Path) -> None:
+    # A disk that became read-only refuses this too; its first refusal is the one to tell.
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _sweep(folder: Path, manifest: Manifest) -> None:
@@ -314,6 +423,13 @@ def _hopeless(folder: Path, problems: list[str]) -> CheckpointError:
     return CheckpointError(
         f"{folder} holds no checkpoint that can be trusted: {', '.join(dict.fromkeys(problems))}; "
         "restore it from a copy, or delete the folder to train this cell anew"
+    )
+
+
+def _unadoptable(aside: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{aside} {why}, so it cannot become a checkpoint; the one before it stands: resume the "
+        "run to go on from there"
     )
 
 

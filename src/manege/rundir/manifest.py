@@ -35,6 +35,22 @@ class Commit:
     round_: int
     step: int
 
+    def to_json(self) -> dict[str, Any]:
+        """The commit as manifests and messages tell it."""
+        return {
+            "file": self.file,
+            "bytes": self.bytes,
+            "sha256": self.sha256,
+            "round": self.round_,
+            "step": self.step,
+        }
+
+    @classmethod
+    def from_json(cls, tree: Any) -> Commit:
+        """What `to_json` told; ValueError for anything else."""
+        # A path that leads out of the folder is no checkpoint of this cell.
+        return cls(*told_file(tree, "file", _FILE))
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -59,16 +75,7 @@ def encode(manifest: Manifest) -> bytes:
         "format": _FORMAT,
         "cell": manifest.cell,
         "identity": manifest.identity,
-        "generations": [
-            {
-                "file": g.file,
-                "bytes": g.bytes,
-                "sha256": g.sha256,
-                "round": g.round_,
-                "step": g.step,
-            }
-            for g in manifest.generations
-        ],
+        "generations": [generation.to_json() for generation in manifest.generations],
     }
     return readable(body | {"digest": _digest(body)})
 
@@ -110,6 +117,20 @@ def check_owner(folder: Path, *, cell: str, identity: str, found: tuple[Any, Any
         )
 
 
+def told_file(tree: Any, key: str, pattern: re.Pattern[str]) -> tuple[str, int, str, int, int]:
+    """The name under that key, size, SHA-256, round and step; ValueError for any other tree."""
+    expected = {key, "bytes", "sha256", "round", "step"}
+    if not isinstance(tree, dict) or tree.keys() != expected:
+        raise ValueError(f"{tree!r} has not the fields {', '.join(sorted(expected))}")
+    return (
+        _text(tree[key], pattern),
+        _count(tree["bytes"]),
+        _text(tree["sha256"], _SHA256),
+        _count(tree["round"]),
+        _count(tree["step"]),
+    )
+
+
 def _decode(data: bytes, path: Path) -> Manifest:
     body = parse_object(data)
     if body.pop("digest", None) != _digest(body):
@@ -123,7 +144,7 @@ def _decode(data: bytes, path: Path) -> Manifest:
         manifest = Manifest(
             cell=_text(body["cell"]),
             identity=_text(body["identity"]),
-            generations=tuple(_generation(entry) for entry in body["generations"]),
+            generations=tuple(Commit.from_json(tree) for tree in body["generations"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"a field is missing or of the wrong kind: {error}") from error
@@ -131,17 +152,6 @@ def _decode(data: bytes, path: Path) -> Manifest:
     if encode(manifest) != data:
         raise ValueError("it is not spelt as manege spells it")
     return manifest
-
-
-def _generation(entry: dict[str, Any]) -> Commit:
-    return Commit(
-        # A path that leads out of the folder is no checkpoint of this cell.
-        file=_text(entry["file"], _FILE),
-        bytes=_count(entry["bytes"]),
-        sha256=_text(entry["sha256"], _SHA256),
-        round_=_count(entry["round"]),
-        step=_count(entry["step"]),
-    )
 
 
 def _text(value: Any, pattern: re.Pattern[str] | None = None) -> str:

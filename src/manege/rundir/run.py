@@ -6,6 +6,7 @@ read. Knows text, bytes and numpy; neither torch nor what a configuration means.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,12 +18,14 @@ from manege.files import (
     blaming,
     machine_error,
     make_folder,
+    name_aside,
     read_capped,
     remove_asides,
+    write_aside,
     write_atomic,
 )
 from manege.rundir import checkpoints, creation, events, lock
-from manege.rundir.checkpoints import Checkpoint, Owner
+from manege.rundir.checkpoints import Checkpoint, Owner, Pending
 from manege.rundir.jsontext import finite, parse_object, readable
 from manege.rundir.manifest import Commit
 from manege.rundir.names import cell_folder
@@ -30,6 +33,9 @@ from manege.rundir.tensors import Array
 
 STATES = ("running", "stopped", "finished", "failed")
 _CAP_BYTES = 1 << 24
+# How names of loose files aside for adoption end: a start may remove those, and those alone, since
+# commands that do not hold the lock write loose files too.
+_FOR_ADOPTION = ".adopt.tmp"
 
 
 class RunDir:
@@ -86,7 +92,7 @@ class RunDir:
         """
         with lock.held(self.path / "lock"):
             with blaming(self.path):
-                remove_asides(self.path)
+                self._remove_asides()
             events.cut_torn_line(self._events)
             self.incarnation = int(self._stored_status()["incarnation"]) + 1
             self.write_status(state="running", incarnation=self.incarnation)
@@ -143,6 +149,34 @@ class RunDir:
             make_folder(path.parent, within=self.path)
         write_atomic(path, data)
 
+    def write_file_aside(self, relative: str, data: bytes, mark: str) -> str:
+        """The relative name aside under which the data are on the disk, for `adopt_file`."""
+        path = self._inside(relative)
+        # Random, since the one written before may still wait for its adoption.
+        name = f".{path.name}.{mark}.{secrets.token_hex(4)}{_FOR_ADOPTION}"
+        aside = path.with_name(name)
+        with blaming(path):
+            make_folder(path.parent, within=self.path)
+        write_aside(aside, data, blame=path)
+        return str(aside.relative_to(self.path))
+
+    def adopt_file(self, aside: str, path: str) -> None:
+        """What was written aside has its name, safe on the disk; it replaces an older file.
+
+        ValueError when the names are not those of a file aside and its place in the same folder.
+        """
+        written, named = self._inside(aside), self._inside(path)
+        if written.parent != named.parent or not written.match(".*.tmp"):
+            raise ValueError(f"{aside!r} is not the name of a file aside for {path!r}")
+        with blaming(written):
+            is_there = written.is_file()
+        if not is_there:
+            raise CheckpointError(
+                f"{written} is missing, so {named.name} cannot be put in place; leave the files of "
+                "a run alone while it is running"
+            )
+        name_aside(written, named)
+
     def commit(
         self,
         cell: str,
@@ -154,21 +188,66 @@ class RunDir:
         meta: Mapping[str, Any],
     ) -> Commit:
         """The cell's new newest checkpoint, safe on the disk; the one before it is kept."""
-        folder = self._cell(cell)
-        with blaming(folder):
-            make_folder(folder, within=self.path)
         new = checkpoints.commit_to(
-            folder,
+            self._made(cell),
             Owner(cell, identity),
             round_=round_,
             step=step,
             tensors=tensors,
             meta=meta,
             incarnation=self.incarnation,
-            trusted=self._trusted.get(cell),
+            trusted=self.verified(cell),
         )
-        self._trusted[cell] = new
+        self.trust(cell, new)
         return new
+
+    def write_pending(
+        self,
+        cell: str,
+        *,
+        identity: str,
+        round_: int,
+        step: int,
+        tensors: Mapping[str, Array],
+        meta: Mapping[str, Any],
+        mark: str,
+    ) -> Pending:
+        """The checkpoint, on the disk but no commit until whoever runs the run adopts it.
+
+        The mark, such as "3.17", tells writers apart: the incarnation and the trainer's number.
+        """
+        return checkpoints.write_pending(
+            self._made(cell),
+            Owner(cell, identity),
+            round_=round_,
+            step=step,
+            tensors=tensors,
+            meta=meta,
+            mark=mark,
+        )
+
+    def adopt(self, cell: str, pending: Pending, *, identity: str) -> Commit:
+        """The cell's new newest checkpoint, made of one written aside; as `commit` does.
+
+        It removes whatever else lies aside in the cell's folder.
+        """
+        new = checkpoints.adopt(
+            self._cell(cell),
+            Owner(cell, identity),
+            pending,
+            incarnation=self.incarnation,
+            trusted=self.verified(cell),
+        )
+        self.trust(cell, new)
+        return new
+
+    def trust(self, cell: str, commit: Commit) -> None:
+        """The next commit need not hash this one, which another process wrote or verified."""
+        self._trusted[cell] = commit
+
+    def verified(self, cell: str) -> Commit | None:
+        """The cell's commit that was written, verified or trusted last; None when none was."""
+        return self._trusted.get(cell)
 
     def load(self, cell: str, *, identity: str) -> Checkpoint | None:
         """The cell's newest sound checkpoint, with warnings; None when it never committed."""
@@ -208,6 +287,18 @@ class RunDir:
 
     def _cell(self, key: str) -> Path:
         return self._checkpoints / cell_folder(key)
+
+    def _made(self, key: str) -> Path:
+        folder = self._cell(key)
+        with blaming(folder):
+            make_folder(folder, within=self.path)
+        return folder
+
+    def _remove_asides(self) -> None:
+        for folder in (self.path, *self._checkpoints.glob("*/")):
+            remove_asides(folder)
+        for aside in self.path.rglob(f".*{_FOR_ADOPTION}"):
+            aside.unlink(missing_ok=True)
 
     def _inside(self, relative: str) -> Path:
         parts = Path(relative)

@@ -111,6 +111,7 @@ def _start(unit: Unit, out: Path) -> _Child:
         command += ["train", source, "--config", str(config), "--out", str(folder)]
     else:
         command += ["resume", str(folder)]
+    command += ["--runtime", "inline"]  # A run's time is that of one process.
     # A group of its own: Ctrl-C reaches the sweep alone, which then stops its runs.
     process = subprocess.Popen(
         command,

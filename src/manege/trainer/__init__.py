@@ -1,10 +1,10 @@
-"""The composition root of training: data, method and run directory bound together and driven.
+"""The composition root of training: data, method and run directory bound together and hosted.
 
-Owns no mathematics (that is the method's) and no screen (watchers look on).
+Owns no mathematics (that is the method's), no decision about the run (the coordinator's) and no
+screen (watchers look on).
 """
 
-from manege.trainer.binding import check_space
-from manege.trainer.cell_run import check_scorer
-from manege.trainer.driver import Outcome, Watcher, run
+from manege.trainer.inline import run
+from manege.trainer.preparing import Look, prepare_new, prepare_resume
 
-__all__ = ["Outcome", "Watcher", "check_scorer", "check_space", "run"]
+__all__ = ["Look", "prepare_new", "prepare_resume", "run"]

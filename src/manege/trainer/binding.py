@@ -1,4 +1,4 @@
-"""Which method a configuration means, with its scorer."""
+"""Which method a configuration means, with its scorer, and what there is to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from manege.config import RunConfig, ScoreMetric, partition
 from manege.data import Dataset, Split, set_of
 from manege.methods import Cellular, Independent, Method
 from manege.methods.method import Timer
-from manege.metrics import ClassScorer, FrechetMixture, InceptionMixture, Space
+from manege.metrics import ClassScorer, FrechetMixture, InceptionMixture, Space, load_space
+from manege.rundir import RunDir
+from manege.runtime.coordinator import Task
+from manege.trainer.host import Bound, Phases
 
 MOST_REFERENCES = 10_000
 """Training pictures that mixtures are compared with."""
@@ -24,6 +27,35 @@ def bind(config: RunConfig, dataset: Dataset, timer: Timer, space: Space | None)
         return Cellular(config, dataset, on, timer, mixture_scorer(config, dataset, space))
     scorer = None if space is None else class_scorer(config, dataset, space)
     return Independent(config, dataset, on, timer, scorer)
+
+
+def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir) -> Bound:
+    """A run's method, in the feature space that its directory holds."""
+    space = load_space(rundir.path / "scorer") if config.scored else None
+    phases = Phases()
+    method = bind(config, dataset, phases.timer, space)
+    return Bound(config, method, phases, None if space is None else space.name)
+
+
+def task_of(bound: Bound) -> Task:
+    """What there is to do, for the coordinator."""
+    config, method = bound.config, bound.method
+    cells = method.cells()
+    return Task(
+        cells=cells,
+        groups=method.groups(),
+        around=method.around(),
+        rounds=config.rounds,
+        budget_s=config.budget_s,
+        wall=config.budget_clock == "wall",
+        told={
+            "method": config.method.value,
+            "preset": config.preset,
+            "cells": list(cells),
+            "rounds": config.rounds,
+            "budget_s": config.budget_s,
+        },
+    )
 
 
 def check_space(config: RunConfig, dataset: Dataset, space: Space) -> None:

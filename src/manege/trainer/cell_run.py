@@ -14,6 +14,8 @@ from manege.methods import Method, State, Step
 from manege.rundir import RunDir, cell_folder
 
 Emit = Callable[..., None]
+Write = Callable[..., None]
+"""Saves a cell's round_, step, tensors and meta; told the time it has had as well."""
 
 
 class CellFailed(Exception):
@@ -40,6 +42,7 @@ class CellRun:
         identity: str,
         rundir: RunDir,
         space: str | None,
+        write: Write,
     ) -> None:
         self.cell = cell
         self.state: State = method.init(cell)
@@ -49,6 +52,7 @@ class CellRun:
         self._identity = identity
         self._rundir = rundir
         self._space = space
+        self._write = write
         self._final: dict[str, Any] | None = None
         self._committed: tuple[int, int, int, bool] = (0, 0, 0, False)
         self._committed_at = time.monotonic()
@@ -123,7 +127,7 @@ class CellRun:
             best=best,
         )
 
-    def commit(self, emit: Emit) -> None:
+    def commit(self) -> None:
         """Save the state; nothing to do where it is saved already."""
         here = self._place(judged=self._final is not None)
         if here[:-1] == self._committed[:-1] and here[-1] <= self._committed[-1]:
@@ -132,10 +136,8 @@ class CellRun:
             if self.state.step > 0:
                 return  # The watchdog meets it at the next step.
             raise CellFailed(f"a weight or loss is not finite in round {self.state.round_ + 1}")
-        start = time.monotonic()
-        commit = self._rundir.commit(
+        self._write(
             self.cell,
-            identity=self._identity,
             round_=self.state.round_,
             step=self.state.step,
             tensors=self.state.to_arrays(),
@@ -146,30 +148,22 @@ class CellRun:
                 "space": self._space,
                 "final": self._final,
             },
+            spent_s=self.spent_s,
         )
         self._committed, self._committed_at = here, time.monotonic()
-        emit(
-            "commit",
-            cell=self.cell,
-            round=self.state.round_,
-            step=self.state.step,
-            bytes=commit.bytes,
-            seconds=round(self._committed_at - start, 4),
-        )
 
     def _place(self, *, judged: bool) -> tuple[int, int, int, bool]:
         """Where the state stands, and whether its last score is known."""
         return self.state.round_, self.state.step, self.state.attempt, judged
 
-    def draw_sheet(self, emit: Emit) -> None:
-        """A sheet of this cell at its fixed latents; once a round."""
+    def draw_sheet(self) -> tuple[str, bytes] | None:
+        """A sheet at the cell's fixed latents, and its place; None when it was drawn already."""
         round_ = self.state.round_
         if round_ == self._sheet_round:
-            return
+            return None
         self._sheet_round = round_
         file = f"samples/{cell_folder(self.cell)}/round-{round_:06d}.png"
         drawn = self._method.sheet(self.cell, self.state)
         sheet, scale = pictures.grid(drawn), pictures.viewing_scale(drawn.shape[1])
         recipe = {"cell": self.cell, "round": str(round_), "seed": str(self._config.seed)}
-        self._rundir.write_bytes(file, pictures.png_bytes(sheet, recipe, scale))
-        emit("sheet", cell=self.cell, round=round_, file=file)
+        return file, pictures.png_bytes(sheet, recipe, scale)

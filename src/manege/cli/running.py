@@ -1,0 +1,113 @@
+"""Where a run is carried out: on processes of its own, or in this one."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from manege.errors import ConfigError
+
+if TYPE_CHECKING:
+    from manege.config import RunConfig
+    from manege.runtime.coordinator import Outcome
+
+Workers = Annotated[
+    str,
+    typer.Option(
+        help="Trainers at the same time, a process each: a number, or auto (as many as this "
+        "machine has cores and memory for)."
+    ),
+]
+
+
+class Done(NamedTuple):
+    """A run that has come to an end, or to a stop."""
+
+    path: Path
+    config: RunConfig
+    outcome: Outcome
+
+
+class Runtime(StrEnum):
+    """Who computes."""
+
+    LOCAL = "local"
+    INLINE = "inline"
+
+
+Where = Annotated[
+    Runtime,
+    typer.Option(
+        "--runtime",
+        envvar="MANEGE_RUNTIME",
+        help="local: trainers as processes, started again when they die; inline: all in this "
+        "process. The result is the same.",
+    ),
+]
+
+
+def start(config: RunConfig, out: Path | None, runtime: Runtime, workers: str) -> Done:
+    """A new run, with progress on standard error."""
+    command = shlex.join(["manege", *sys.argv[1:]])
+    count = _count(workers)
+    from manege.progress import counter, for_this_terminal
+    from manege.stopping import StopSignals
+
+    with StopSignals() as stop, for_this_terminal() as watcher:
+        if _is_local(runtime):
+            from manege.runtime import local
+
+            manner = local.Manner(
+                count, watcher, watcher.say, counter("feature network: seen"), stop
+            )
+            done: Any = local.start_run(config, out=out, command=command, manner=manner)
+        else:
+            from manege import api
+
+            done = api.start_run(
+                config, out=out, watcher=watcher, say=watcher.say, stop=stop, command=command
+            )
+    return Done(done.path, done.config, done.outcome)
+
+
+def go_on(
+    path: Path, rounds: int | None, budget: str | None, runtime: Runtime, workers: str
+) -> Done:
+    """The same for a run that is there already."""
+    count = _count(workers)
+    from manege.progress import counter, for_this_terminal
+    from manege.stopping import StopSignals
+
+    with StopSignals() as stop, for_this_terminal() as watcher:
+        if _is_local(runtime):
+            from manege.runtime import local
+
+            manner = local.Manner(
+                count, watcher, watcher.say, counter("feature network: seen"), stop
+            )
+            done: Any = local.continue_run(path, rounds=rounds, budget_s=budget, manner=manner)
+        else:
+            from manege import api
+
+            done = api.continue_run(
+                path, rounds=rounds, budget_s=budget, watcher=watcher, say=watcher.say, stop=stop
+            )
+    return Done(done.path, done.config, done.outcome)
+
+
+def _count(workers: str) -> int | None:
+    if workers == "auto":
+        return None
+    if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
+        raise ConfigError(f"--workers {workers}: expected a number from 1, or auto")
+    return int(workers)
+
+
+def _is_local(runtime: Runtime) -> bool:
+    """Elsewhere than on Linux there are no files without names to show centres in."""
+    return runtime is Runtime.LOCAL and sys.platform == "linux"

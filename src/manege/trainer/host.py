@@ -1,0 +1,570 @@
+"""A host: some cells of a run, stepped in turn, whoever carries its messages.
+
+It computes, writes checkpoints aside and tells the coordinator, which decides. What it is told
+and what it tells is listed in docs/decisions/0007-coordinator-and-hosts.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from manege import pictures, sampler
+from manege.cell import Centre, GridState
+from manege.config import RunConfig
+from manege.errors import CheckpointError
+from manege.failpoints import failpoint
+from manege.methods import Cellular, Method, Step
+from manege.rundir import RunDir
+from manege.runtime.slots import Slot, lengths_of
+from manege.trainer.cell_run import CellFailed, CellRun
+
+
+class Tell:
+    """A host's messages, by their kinds."""
+
+    def __init__(self, send: Callable[[dict[str, Any], tuple[int, ...]], None]) -> None:
+        self._send = send
+
+    def __call__(self, kind: str, files: tuple[int, ...] = (), **fields: Any) -> None:
+        """Give the coordinator a message."""
+        self._send({"is": kind, **fields}, files)
+
+    def event(self, event: str, **fields: Any) -> None:
+        """A line for events.jsonl."""
+        self("event", event=event, fields=fields)
+
+
+class Phases:
+    """Seconds of each phase of the round under way."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timer(self, phase: str) -> Iterator[None]:
+        """Measure a phase."""
+        start = time.monotonic()
+        yield
+        self.add(phase, time.monotonic() - start)
+
+    def add(self, phase: str, seconds: float) -> None:
+        """It took so long, or so much longer."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+
+class Bound(NamedTuple):
+    """A method ready to train, and what belongs to it; made once, before trainers are forked."""
+
+    config: RunConfig
+    method: Method[Any]
+    phases: Phases
+    space: str | None
+    """The name of the feature space it scores in."""
+
+
+@dataclass
+class _Hosted:
+    """A cell that lives here."""
+
+    run: CellRun
+    share_s: float | None
+    cells: int
+    until: int | None
+    watched: bool
+    frozen: bool
+    slot: Slot | None = None
+    steps: Iterator[Step] | None = None
+    """The round under way."""
+    steps_here: int = 0
+    began: float = 0.0
+    over: bool = False
+    """Its time is up: it waits for its end."""
+    shown: bool = True
+    """Whether its last centre is where the others look."""
+
+    @property
+    def round_(self) -> int:
+        return self.run.state.round_
+
+
+@dataclass
+class _Elsewhere:
+    """A cell that another host has."""
+
+    slot: Slot | None = None
+    round_: int = -1
+    frozen: bool = False
+
+
+class Host:
+    """Some cells, and the messages about them."""
+
+    def __init__(
+        self,
+        bound: Bound,
+        rundir: RunDir,
+        send: Callable[[dict[str, Any], tuple[int, ...]], None],
+        *,
+        mark: str,
+        listen: Callable[[], None],
+        tell_every_s: float,
+    ) -> None:
+        """Nobody lives here yet.
+
+        Args:
+            bound: the method.
+            rundir: read, and written to aside.
+            send: carries a message, with open files, to the coordinator.
+            mark: part of the names of files written aside, no other host's.
+            listen: waits for a message, and gives it to `handle`.
+            tell_every_s: how often to tell of a step, at most.
+        """
+        self.done = False
+        """Whether it was told to quit."""
+        self.working: str | None = None
+        """The cell in training."""
+        self.stepped_at = time.monotonic()
+        self.longest_s = 0.0
+        """Between two steps."""
+        self._config, self._method, self._phases, self._space = bound
+        self._rundir = rundir
+        self._tell = Tell(send)
+        self._mark = mark
+        self._listen = listen
+        self._every_s = tell_every_s
+        self._told_at = -tell_every_s
+        self._identity = self._config.identity()
+        self._here: dict[str, _Hosted] = {}
+        self._elsewhere: dict[str, _Elsewhere] = {}
+        self._unadopted: set[str] = set()
+        self._active: _Hosted | None = None
+        self._idle_since: float | None = None
+
+    # What it is told.
+
+    def handle(self, message: Mapping[str, Any], files: tuple[int, ...] = ()) -> None:
+        """Do what a message says."""
+        cell = str(message.get("cell", ""))
+        if message["is"] in ("until", "finish", "release") and cell not in self._here:
+            return  # It failed or was let go while this was on its way.
+        match message["is"]:
+            case "host":
+                self._take_up(cell, message)
+            case "until":
+                self._here[cell].until = message["round"]
+            case "finish":
+                self._finish(self._here[cell], str(message["reason"]))
+            case "release":
+                self._drop(self._here[cell])
+                self._tell("released", cell=cell)
+            case "adopted":
+                self._unadopted.discard(cell)
+            case "slot":
+                self._look_at(cell, files[0])
+            case "centre":
+                self._known(cell).round_ = int(message["round"])
+            case "frozen":
+                self._known(cell).frozen = True
+            case "combine":
+                self._combine(set(message["failed"]))
+            case "noted":
+                self._write_model()
+            case "stop":
+                self._stop()
+            case "quit":
+                self.done = True
+            case other:
+                raise ValueError(f"a host knows no message {other!r}")
+
+    def _take_up(self, cell: str, message: Mapping[str, Any]) -> None:
+        run = CellRun(
+            cell,
+            self._config,
+            self._method,
+            self._identity,
+            self._rundir,
+            self._space,
+            self._commit_aside,
+        )
+        run.restore(self._tell.event)
+        hosted = _Hosted(
+            run,
+            share_s=message["share_s"],
+            cells=int(message["cells"]),
+            until=message["until"],
+            watched=bool(message["watched"]),
+            frozen=bool(message["quiet"]),
+        )
+        self._here[cell] = hosted
+        self._elsewhere.pop(cell, None)
+        state, files = run.state, tuple[int, ...]()
+        if message["elsewhere"]:
+            assert isinstance(state, GridState)
+            centres = [one for one in (state.previous, state.centre) if one is not None]
+            hosted.slot = Slot.create(lengths_of(_arrays(state.centre)))
+            for centre in centres:
+                hosted.slot.write(centre.round_, _arrays(centre))
+            files = (hosted.slot.fileno(),)
+        verified = self._rundir.verified(cell)
+        self._tell(
+            "opened",
+            files,
+            cell=cell,
+            round=state.round_,
+            step=state.step,
+            spent_s=run.spent_s,
+            verified=None if verified is None else verified.to_json(),
+        )
+
+    def _look_at(self, cell: str, file: int) -> None:
+        known = self._known(cell)
+        if known.slot is not None:
+            known.slot.close()  # A round that reads it may still do so.
+        mine = next(one.run.state for one in self._here.values())
+        assert isinstance(mine, GridState)
+        known.slot = Slot.attach(file, lengths_of(_arrays(mine.centre)))
+
+    def _known(self, cell: str) -> _Elsewhere:
+        return self._elsewhere.setdefault(cell, _Elsewhere())
+
+    def _finish(self, hosted: _Hosted, reason: str) -> None:
+        run = hosted.run
+        try:
+            run.judge_finally(self._tell.event)
+            run.commit()
+            self._draw_sheet(run)
+        except CellFailed as failure:
+            self._fail(hosted, failure)
+            return
+        self._drop(hosted)
+        self._tell(
+            "finished", cell=run.cell, round=run.state.round_, spent_s=run.spent_s, reason=reason
+        )
+
+    def _drop(self, hosted: _Hosted) -> None:
+        if self._active is hosted:
+            self._active = None
+        del self._here[hosted.run.cell]
+        if hosted.slot is not None:
+            hosted.slot.close()
+
+    def _fail(self, hosted: _Hosted, failure: CellFailed) -> None:
+        run = hosted.run
+        if hosted.cells > 1:
+            # Its neighbours go on with its centre, which may never have been saved.
+            run.commit()
+            hosted.frozen, hosted.steps = True, None
+            self._active = None if self._active is hosted else self._active
+        else:
+            self._drop(hosted)
+        self._tell(
+            "failed",
+            cell=run.cell,
+            round=run.state.round_,
+            spent_s=run.spent_s,
+            reason=str(failure),
+        )
+
+    def _stop(self) -> None:
+        cells = {}
+        for hosted in list(self._here.values()):
+            run = hosted.run
+            if not hosted.frozen:
+                try:
+                    run.commit()
+                except CellFailed as failure:
+                    self._fail(hosted, failure)
+                    continue
+            cells[run.cell] = (run.state.round_, run.spent_s)
+        for hosted in list(self._here.values()):
+            self._drop(hosted)
+        self._tell("stopped", cells=cells)
+
+    # What it does.
+
+    def place(self) -> dict[str, Any]:
+        """The cell in training, and where it stands."""
+        run = self._here[self.working].run if self.working in self._here else None
+        state = None if run is None else run.state
+        return {
+            "cell": self.working,
+            "round": 0 if state is None else state.round_ + 1,
+            "step": 0 if state is None else state.step,
+        }
+
+    def work(self) -> bool:
+        """One step of one cell; whether there was one to take."""
+        hosted = self._active or self._next()
+        if hosted is None:
+            self.working = None
+            self._idle_since = self._idle_since or time.monotonic()
+            self.stepped_at = time.monotonic()
+            return False
+        self._active, self.working = hosted, hosted.run.cell
+        try:
+            self._step(hosted)
+        except CellFailed as failure:
+            self._fail(hosted, failure)
+        now = time.monotonic()
+        self.longest_s = max(self.longest_s, now - self.stepped_at)
+        self.stepped_at = now
+        return True
+
+    def _next(self) -> _Hosted | None:
+        """Whoever is behind and can go on."""
+        for hosted in self._here.values():
+            if not hosted.shown:
+                self._show(hosted)
+        ready = [hosted for hosted in self._here.values() if self._is_ready(hosted)]
+        return min(ready, key=lambda hosted: hosted.round_, default=None)
+
+    def _is_ready(self, hosted: _Hosted) -> bool:
+        if hosted.frozen or hosted.over or not hosted.shown:
+            return False
+        if hosted.until is not None and hosted.round_ >= hosted.until:
+            return False
+        neighbours = self._method.neighbours(hosted.run.cell, hosted.round_ + 1)
+        wanted = hosted.round_ if self._method.waits() else 0
+        return all(self._has_shown(cell, wanted) for cell in neighbours)
+
+    def _has_shown(self, cell: str, round_: int) -> bool:
+        """Whether a cell has shown its centre of a round, or will show no other."""
+        one = self._here.get(cell) or self._elsewhere.get(cell)
+        return one is not None and (one.frozen or one.round_ >= round_)
+
+    def _inbox(self, hosted: _Hosted) -> dict[str, Centre]:
+        """The neighbours' centres of the round before; of a frozen one the last there is."""
+        round_ = hosted.round_
+        if not self._method.waits():
+            return self._newest(hosted)
+        inbox = {}
+        for cell in self._method.neighbours(hosted.run.cell, round_ + 1):
+            here = self._here.get(cell)
+            centre = here.run.state.published(round_) if here else self._shown(cell, round_)
+            if centre is None or centre.round_ > round_:
+                # Only when its newest commit was damaged, and the one before it was taken.
+                raise CheckpointError(
+                    f"cell {hosted.run.cell!r}: its last sound commit is of round {round_}, and "
+                    f"its neighbour {cell!r} has only those of later rounds left; restore "
+                    f"checkpoints/ from a copy of the run, or start a new one"
+                )
+            inbox[cell] = centre
+        return inbox
+
+    def _newest(self, hosted: _Hosted) -> dict[str, Centre]:
+        """The neighbours' newest centres; copies, for they may be written over at any time."""
+        inbox = {}
+        for cell in self._method.neighbours(hosted.run.cell, hosted.round_ + 1):
+            here = self._here.get(cell)
+            if here is not None:
+                inbox[cell] = here.run.state.published(here.round_)
+            else:
+                slot = self._elsewhere[cell].slot
+                assert slot is not None
+                round_, arrays = slot.read_newest()
+                inbox[cell] = Centre(round_, *arrays)
+        return inbox
+
+    def _shown(self, cell: str, round_: int) -> Centre | None:
+        """A centre that another host shows, in place; None when it is there no more."""
+        known = self._elsewhere[cell]
+        assert known.slot is not None
+        wanted = min(round_, known.round_) if known.frozen else round_
+        try:
+            return Centre(wanted, *known.slot.read(wanted))
+        except LookupError:
+            return None
+
+    def _step(self, hosted: _Hosted) -> None:
+        run = hosted.run
+        clock = time.process_time if self._config.budget_clock == "cpu" else time.monotonic
+        before = clock()
+        if hosted.steps is None:
+            self._begin_round(hosted)
+        assert hosted.steps is not None
+        step = next(hosted.steps)
+        hosted.steps_here += 1
+        run.spent_s += clock() - before
+        self._tell_step(hosted, step)
+        failpoint("step")
+        if step.trouble is not None:
+            self._tell_trouble(run, step)
+        ended = step.losses is not None
+        if ended:
+            self._phases.seconds["overall"] = time.monotonic() - hosted.began
+            self._end_round(hosted, step)
+        # Neighbours see a round's centre only once it is safe.
+        if run.commit_due(step) or (ended and hosted.cells > 1):
+            run.commit()
+        if ended:
+            hosted.steps = self._active = None
+            hosted.shown = False
+            self._show(hosted)
+        elif hosted.cells == 1 and run.over_budget(hosted.share_s):
+            hosted.over, self._active = True, None
+            self._tell("over", cell=run.cell, spent_s=run.spent_s)
+
+    def _begin_round(self, hosted: _Hosted) -> None:
+        hosted.began, hosted.steps_here = time.monotonic(), 0
+        self._phases.seconds.clear()
+        if self._idle_since is not None:
+            self._phases.add("gather", hosted.began - self._idle_since)
+            hosted.began, self._idle_since = self._idle_since, None
+        with self._phases.timer("gather"):
+            inbox = self._inbox(hosted)
+        hosted.steps = self._method.advance(hosted.run.cell, hosted.run.state, inbox)
+
+    def _show(self, hosted: _Hosted) -> None:
+        """Show a new centre, once nobody can be reading the one it takes the place of."""
+        run = hosted.run
+        if hosted.slot is not None and self._method.waits():
+            # It takes the place of the one two rounds before, which the round in between reads.
+            between = hosted.round_ - 1
+            readers = (
+                cell
+                for cell in {*self._here, *self._elsewhere}
+                if cell != run.cell and run.cell in self._method.neighbours(cell, between)
+            )
+            if between > 0 and not all(self._has_shown(cell, between) for cell in readers):
+                return
+        if hosted.slot is not None:
+            state = run.state
+            assert isinstance(state, GridState)
+            hosted.slot.write(hosted.round_, _arrays(state.centre))
+        hosted.shown = True
+        self._tell("round", cell=run.cell, round=hosted.round_, spent_s=run.spent_s)
+
+    def _end_round(self, hosted: _Hosted, step: Step) -> None:
+        """Tell of a round that is done."""
+        run, seconds = hosted.run, self._phases.seconds
+        train_s = seconds.get("train", 0.0)
+        self._tell.event(
+            "round",
+            cell=run.cell,
+            round=step.round_,
+            steps=step.steps,
+            images=step.steps * step.images,
+            losses=dict(step.losses or {}),
+            phases_s={name: round(value, 6) for name, value in seconds.items()},
+            # Broken attempts included.
+            images_per_s=round(hosted.steps_here * step.images / train_s, 2) if train_s else None,
+            spread=step.spread,
+            augment=dict(step.augment) if step.augment else None,
+            grid=dict(step.grid) if step.grid else None,
+        )
+        if step.judgement is not None:
+            run.tell_score(self._tell.event, step.judgement)
+        if step.round_ % self._config.sheets.every_rounds == 0:
+            self._draw_sheet(run)
+
+    def _tell_trouble(self, run: CellRun, step: Step) -> None:
+        """Tell of a round that broke down, and give the cell up after too many attempts."""
+        attempts = self._config.training.attempts
+        if attempts > 1:
+            self._tell.event(
+                "rollback",
+                cell=run.cell,
+                round=step.round_,
+                step=step.step,
+                attempt=run.state.attempt,
+                reason=step.trouble,
+            )
+        if run.state.attempt >= attempts:
+            times = f", at {attempts} attempts" if attempts > 1 else ""
+            raise CellFailed(f"{step.trouble} in round {step.round_}{times}")
+
+    def _tell_step(self, hosted: _Hosted, step: Step) -> None:
+        now = time.monotonic()
+        if now - self._told_at < self._every_s and not hosted.watched:
+            return
+        self._told_at = now
+        part_s = None if hosted.share_s is None else hosted.share_s / hosted.cells
+        self._tell(
+            "step",
+            cell=hosted.run.cell,
+            round=step.round_,
+            step=step.step,
+            steps=step.steps,
+            fraction=hosted.run.fraction(step, part_s),
+        )
+
+    def _commit_aside(self, cell: str, **commit: Any) -> None:
+        """Write a checkpoint aside and tell of it; only one at a time of a cell."""
+        while cell in self._unadopted:
+            self._listen()
+        start = time.monotonic()
+        spent_s = commit.pop("spent_s")
+        pending = self._rundir.write_pending(
+            cell, identity=self._identity, mark=self._mark, **commit
+        )
+        self._unadopted.add(cell)
+        self._tell(
+            "commit",
+            cell=cell,
+            round=commit["round_"],
+            step=commit["step"],
+            spent_s=spent_s,
+            seconds=round(time.monotonic() - start, 4),
+            pending=pending.to_json(),
+        )
+
+    def _draw_sheet(self, run: CellRun) -> None:
+        sheet = run.draw_sheet()
+        if sheet is None:
+            return
+        file, data = sheet
+        self._write(file, data)
+        self._tell.event("sheet", cell=run.cell, round=run.state.round_, file=file)
+
+    def _write(self, file: str, data: bytes) -> None:
+        aside = self._rundir.write_file_aside(file, data, self._mark)
+        self._tell("file", aside=aside, path=file)
+
+    # The end.
+
+    def _combine(self, failed: set[str]) -> None:
+        """Choose the best mixture of a grid, from the commits of all cells; then the model."""
+        method = self._method
+        if not isinstance(method, Cellular):
+            self._write_model()
+            return
+        states: dict[str, GridState] = {}
+        for cell in method.cells():
+            found = self._rundir.load(cell, identity=self._identity)
+            states[cell] = method.init(cell)
+            if found is not None:
+                states[cell].restore(found.tensors, found.meta)
+        chosen = method.reduce(states)
+        told = {
+            "cell": chosen.cell,
+            "weights": dict(chosen.weights),
+            "scores": {
+                cell: {"value": score.value, "low": score.low, "high": score.high}
+                for cell, score in chosen.scores.items()
+            },
+        }
+        self._tell.event("mixture", space=self._space, **told)
+        self._tell("mixture", told=told)
+
+    def _write_model(self) -> None:
+        """The combined sampler of all cells that did not fail, and its sheet."""
+        model = sampler.of_run(self._rundir)
+        sampler.save(model, self._rundir.path / "model", replace=True)
+        rows = 8 * len(model.labels) if not model.unlabelled else 64
+        drawn = model.sample(rows, balanced=True, seed=self._config.seed)
+        sheet = pictures.grid(drawn.pictures, columns=8)
+        scale = pictures.viewing_scale(model.shape.size)
+        recipe = {"model": model.digest, "seed": str(self._config.seed), "rows": "labels"}
+        self._write("samples/model.png", pictures.png_bytes(sheet, recipe, scale))
+        self._tell.event("model", file="model/model.json", labels=list(model.labels))
+        self._tell("combined")
+
+
+def _arrays(centre: Centre) -> list[np.ndarray]:
+    return list(centre.to_arrays().values())

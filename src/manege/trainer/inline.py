@@ -1,0 +1,92 @@
+"""The inline runtime: coordinator and host in one process, messages by calling."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from manege import device
+from manege.config import RunConfig
+from manege.data import Dataset
+from manege.rundir import RunDir
+from manege.runtime.coordinator import Coordinator, Order, Outcome, Send, Watcher
+from manege.runtime.desk import RunDesk
+from manege.trainer.binding import bound_method, task_of
+from manege.trainer.host import Host
+
+_HOST = 1
+
+
+def run(
+    config: RunConfig,
+    rundir: RunDir,
+    dataset: Dataset,
+    *,
+    watcher: Watcher,
+    stop: Callable[[], str | None],
+) -> Outcome:
+    """Train every cell that is not done yet, then write the combined model.
+
+    Args:
+        config: the run's configuration, size and channels resolved.
+        rundir: started, so that nobody else writes there.
+        dataset: opened with the same configuration.
+        watcher: sees every event and step.
+        stop: asked after every step; the name of a signal, or None to go on.
+    """
+    device.keep_memory()
+    with device.threads(config.threads_per_cell):
+        return _Inline(config, rundir, dataset, watcher).run(stop)
+
+
+class _Inline:
+    def __init__(
+        self, config: RunConfig, rundir: RunDir, dataset: Dataset, watcher: Watcher
+    ) -> None:
+        bound = bound_method(config, dataset, rundir)
+        self._coordinator = Coordinator(
+            task_of(bound),
+            RunDesk(rundir, config.identity()),
+            watcher,
+            rundir.status().get("cells", {}),
+            hosts=1,
+        )
+        self._host = Host(
+            bound,
+            rundir,
+            self._hear,
+            mark=f"{rundir.incarnation}.{_HOST}",
+            listen=self._listen,
+            tell_every_s=0.0,
+        )
+        self._orders: deque[Order] = deque()
+
+    def run(self, stop: Callable[[], str | None]) -> Outcome:
+        """Until the run has ended."""
+        coordinator, stopping = self._coordinator, False
+        self._orders += coordinator.begin(time.monotonic())
+        while coordinator.outcome is None:
+            if self._orders:
+                self._deliver()
+            elif not self._host.work():
+                raise AssertionError("nothing is left to do, and the run has not ended")
+            elif not stopping and (stopped_by := stop()):
+                stopping = True
+                # Before what it was told last, which may be to finish.
+                self._orders.extendleft(reversed(coordinator.stop(stopped_by, time.monotonic())))
+        return coordinator.outcome
+
+    def _deliver(self) -> None:
+        while self._orders:
+            order = self._orders.popleft()
+            if isinstance(order, Send):
+                self._host.handle(order.message)
+
+    def _hear(self, message: dict[str, Any], files: tuple[int, ...]) -> None:
+        self._orders += self._coordinator.heard(_HOST, message, files, time.monotonic())
+
+    def _listen(self) -> None:
+        assert self._orders, "a host waits for what nobody will say"
+        self._deliver()

@@ -1,0 +1,221 @@
+"""What comes before training: the data opened, the configuration settled, the scorer made.
+
+Everything that may refuse a run happens here, before a cell is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from manege import device
+from manege.config import DcganNetworks, RunConfig, amended, to_yaml
+from manege.data import KNOWN, Dataset, Split, open_dataset
+from manege.errors import ConfigError
+from manege.metrics import (
+    Space,
+    Telling,
+    is_stored,
+    load_space,
+    save_space,
+    scored_data,
+    space_for,
+)
+from manege.rundir import RunDir
+from manege.sampler import run_config, run_data
+from manege.trainer.binding import check_space
+from manege.trainer.cell_run import check_scorer
+from manege.version import __version__
+
+_SPEAK_EVERY_S = 2.0
+_LARGEST_1X1 = 16
+"""The largest side of which four halvings leave one pixel."""
+
+Counter = Callable[[int, int], None]
+"""Told what is done, and of how much."""
+
+
+class Prepared(NamedTuple):
+    """A run that can begin."""
+
+    rundir: RunDir
+    config: RunConfig
+    dataset: Dataset
+
+
+class Look(NamedTuple):
+    """How to speak while preparing, and whom to ask whether to stop."""
+
+    say: Callable[[str], None]
+    show: Counter | None
+    """Shows how far the feature network's training is."""
+    stop: Callable[[], str | None]
+
+
+def prepare_new(config: RunConfig, out: Path | None, command: str, look: Look) -> Prepared:
+    """A new run's directory, with all that it needs to begin."""
+    # Refuse before anything is made: a feature network takes minutes.
+    device.resolve(config.device)
+    if out is not None:
+        RunDir.check_free(out)
+    dataset = open_dataset(config.data)
+    config = _settled(config, dataset)
+    _decode(dataset, look)
+    space = _space_of(config, dataset, look)
+    rundir = RunDir.create(
+        out,
+        name=f"{dataset.name}-{config.method.value}",
+        config=to_yaml(config),
+        command=command,
+        environment=environment(),
+        data=_data_record(dataset),
+    )
+    look.say(f"run directory: {rundir.path}")
+    networks = config.networks
+    mixed = isinstance(networks, DcganNetworks) and networks.discriminator_batchnorm
+    if mixed and dataset.size <= _LARGEST_1X1:
+        look.say(
+            f"warning: {dataset.size}x{dataset.size} pictures are too small for the convolutional "
+            "pair: BatchNorm on a 1x1 map hides them from a Wasserstein critic altogether; "
+            "use --networks mlp, or --size 32"
+        )
+    if space is not None:
+        save_space(space, rundir.path / "scorer")
+    return Prepared(rundir, config, dataset)
+
+
+def prepare_resume(
+    path: Path, *, rounds: int | None, budget_s: float | str | None, look: Look
+) -> Prepared:
+    """A run that is there already, with a new length if one is given.
+
+    The configuration is the one to go on with; whoever starts the run writes it down.
+    """
+    rundir = RunDir.open(path)
+    config = run_config(rundir)
+    if rounds is not None or budget_s is not None:
+        config = amended(config, {"rounds": rounds, "budget_s": budget_s})
+    device.resolve(config.device)
+    dataset = open_dataset(config.data)
+    _decode(dataset, look)
+    _check_same_data(rundir, dataset)
+    _prepare_scorer(rundir, config, dataset, look)
+    return Prepared(rundir, config, dataset)
+
+
+def _decode(dataset: Dataset, look: Look) -> None:
+    """Bring every class into the cache now, so that a broken picture is found before training."""
+    spoke = time.monotonic()
+    for number, label in enumerate(dataset.labels, start=1):
+        dataset.digest(label, Split.TRAIN)
+        if time.monotonic() - spoke > _SPEAK_EVERY_S:
+            spoke = time.monotonic()
+            look.say(f"pictures of {number} of {len(dataset.labels)} classes read: {label}")
+        if stopped_by := look.stop():
+            raise KeyboardInterrupt(stopped_by)
+
+
+def _space_of(config: RunConfig, dataset: Dataset, look: Look) -> Space | None:
+    """The feature space training scores in, made now if it must be; None when it keeps no score."""
+    if not config.scored:
+        return None
+
+    def progress(done: int, total: int) -> None:
+        if look.show is not None:
+            look.show(done, total)
+        if stopped_by := look.stop():
+            raise KeyboardInterrupt(stopped_by)
+
+    scored = scored_data(config.data, dataset.size, dataset.channels)
+    space = space_for(scored, Telling(look.say, progress))
+    check_space(config, dataset, space)
+    return space
+
+
+def _prepare_scorer(rundir: RunDir, config: RunConfig, dataset: Dataset, look: Look) -> None:
+    """See to it that the run has its scorer, and that it is the one it was scored with so far."""
+    folder = rundir.path / "scorer"
+    if not config.scored:
+        return
+    if is_stored(folder):
+        space = load_space(folder)
+    else:
+        made = _space_of(config, dataset, look)
+        assert made is not None
+        save_space(space := made, folder)
+    for cell in rundir.cells()[:1]:
+        found = rundir.load(cell, identity=config.identity())
+        if found is not None:
+            check_scorer(cell, found.meta, space.name)
+
+
+def environment() -> dict[str, Any]:
+    """What the run was made with."""
+    import torch
+
+    return {
+        "manege": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
+    """The configuration with what the data decided: size, channels, where a path lies."""
+    source = config.data.source
+    if source not in KNOWN:
+        source = str(Path(source).expanduser().resolve())  # Resume may start elsewhere.
+    flip = config.training.flip
+    settled = {
+        "data.source": source,
+        "data.size": dataset.size,
+        "data.channels": dataset.channels,
+        "training.flip": dataset.flippable if flip is None else flip,
+    }
+    return amended(config, settled)
+
+
+def _data_record(dataset: Dataset) -> Mapping[str, Any]:
+    """What data.json holds: enough to know the pictures again, and to build the model without."""
+    split = dataset.split_record()
+    for label, entry in split["classes"].items():
+        entry["train_sha256"] = dataset.digest(label, Split.TRAIN)
+    return {
+        "name": dataset.name,
+        "size": dataset.size,
+        "channels": dataset.channels,
+        **split,
+    }
+
+
+def _check_same_data(rundir: RunDir, dataset: Dataset) -> None:
+    old, new = run_data(rundir), json.loads(json.dumps(_data_record(dataset)))
+    if old != new:
+        changed = sorted(_differences(old, new))
+        raise ConfigError(
+            f"{rundir.path}: the dataset has changed since the run began "
+            f"({', '.join(changed[:3])}); put it back, or start a new run"
+        )
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterable[str]:
+    for key in {*old, *new}:
+        if key == "classes":
+            classes_old, classes_new = old.get(key, {}), new[key]
+            yield from (
+                f"class {label!r}"
+                for label in {*classes_old, *classes_new}
+                if classes_old.get(label) != classes_new.get(label)
+            )
+        elif old.get(key) != new.get(key):
+            yield key

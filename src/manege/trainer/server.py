@@ -1,0 +1,278 @@
+"""The trainer server: torch, the data and the method loaded once, trainers forked from it.
+
+    python -m manege.trainer.server DESCRIPTOR
+
+Started by the local runtime with one end of a channel. A fork takes tens of milliseconds where a
+new interpreter takes seconds, and all trainers share the pages of what was loaded before it.
+
+It stays on one thread: a child of a process that has run operations on two threads hangs in its
+first one. What needs more (a feature network's training) happens in a child of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manege import device, failpoints
+from manege.config import RunConfig
+from manege.data import open_dataset
+from manege.errors import EXIT_INPUT, EXIT_STOPPED, ManegeError
+from manege.rundir import RunDir
+from manege.runtime.channel import Channel, Gone, Received
+from manege.trainer.binding import bound_method, task_of
+from manege.trainer.host import Bound, Host
+from manege.trainer.preparing import Look, Prepared, prepare_new, prepare_resume
+
+BEAT_S = 0.5
+TELL_EVERY_S = 0.2
+CRASHED = 70
+_PR_SET_PDEATHSIG = 1
+_FLUSH_S = 5.0
+
+
+def main() -> None:
+    """Serve until the command is gone."""
+    torch.set_num_threads(1)
+    _die_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # The command decides, and says so.
+    import socket
+
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        _Server(channel).serve()
+    except Gone:
+        os._exit(0)  # Children are told by the kernel.
+
+
+class _Server:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._bound: Bound | None = None
+        self._rundir: RunDir | None = None
+        self._children: dict[int, tuple[int, int]] = {}
+        """Of every trainer its number, by its pidfd, and its pid."""
+
+    def serve(self) -> None:
+        while True:
+            poll = select.poll()
+            poll.register(self._channel.fileno(), select.POLLIN)
+            for pidfd in self._children:
+                poll.register(pidfd, select.POLLIN)
+            for file, _ in poll.poll(1000):
+                if file != self._channel.fileno():
+                    self._bury(file)
+            for received in self._channel.receive():
+                self._obey(received)
+
+    def _obey(self, received: Received) -> None:
+        message = received.message
+        match message["is"]:
+            case "prepare":
+                self._apart(lambda: self._prepare(message))
+            case "bind":
+                self._answer(lambda: self._bind(message))
+            case "fork":
+                self._fork(int(message["host"]), received.files[0])
+            case "kill":
+                for number, pid in self._children.values():
+                    if number == int(message["host"]):
+                        os.kill(pid, signal.SIGKILL)
+
+    def _answer(self, work: Callable[[], dict[str, Any]]) -> None:
+        """Send what comes of it, or why nothing does."""
+        try:
+            answer = work()
+        except ManegeError as error:
+            answer = {"is": "refused", "code": error.exit_code, "text": str(error)}
+        except KeyboardInterrupt:
+            answer = {"is": "refused", "code": EXIT_STOPPED, "text": "interrupted"}
+        self._channel.send(answer)
+        self._channel.flush(_FLUSH_S)
+
+    def _apart(self, work: Callable[[], dict[str, Any]]) -> None:
+        """The same in a child, which may use as many threads as it likes."""
+        pid = os.fork()
+        if pid == 0:
+            _die_with_parent()
+            try:
+                torch.set_num_threads(len(os.sched_getaffinity(0)))
+                self._answer(work)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(CRASHED)
+        _, status = os.waitpid(pid, 0)
+        if code := os.waitstatus_to_exitcode(status):
+            how = f"preparing the run ended with {_how(code)}"
+            self._channel.send({"is": "refused", "code": 3, "text": how})
+
+    def _prepare(self, message: dict[str, Any]) -> dict[str, Any]:
+        look = Look(
+            say=lambda text: self._channel.send({"is": "say", "text": text}),
+            show=self._count,
+            stop=lambda: None,
+        )
+        if message["new"]:
+            config = RunConfig.model_validate(message["config"])
+            out = None if message["out"] is None else Path(message["out"])
+            prepared = prepare_new(config, out, message["command"], look)
+        else:
+            prepared = prepare_resume(
+                Path(message["out"]),
+                rounds=message["rounds"],
+                budget_s=message["budget_s"],
+                look=look,
+            )
+        return {
+            "is": "prepared",
+            "path": str(prepared.rundir.path),
+            "config": prepared.config.model_dump(mode="json"),
+        }
+
+    def _count(self, done: int, total: int) -> None:
+        self._channel.send({"is": "count", "done": done, "total": total})
+
+    def _bind(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Load what all trainers have in common."""
+        device.keep_memory()
+        config = RunConfig.model_validate(message["config"])
+        torch.set_num_threads(1)
+        rundir = RunDir.open(Path(message["path"]))
+        prepared = Prepared(rundir, config, open_dataset(config.data))
+        bound = bound_method(config, prepared.dataset, rundir)
+        bound.method.warm()
+        self._bound, self._rundir = bound, rundir
+        task = task_of(bound)
+        return {"is": "bound", "task": vars(task), "bytes": _resident()}
+
+    def _fork(self, number: int, file: int) -> None:
+        assert self._bound is not None
+        assert self._rundir is not None
+        pid = os.fork()
+        if pid == 0:
+            _die_with_parent()
+            try:
+                self._channel.close()
+                for pidfd in self._children:
+                    os.close(pidfd)
+                import socket
+
+                code = _train(
+                    self._bound, self._rundir, number, Channel(socket.socket(fileno=file))
+                )
+            except BaseException:
+                traceback.print_exc()
+                code = CRASHED
+            os._exit(code)
+        os.close(file)
+        self._children[os.pidfd_open(pid)] = (number, pid)
+        self._channel.send({"is": "forked", "host": number, "pid": pid})
+
+    def _bury(self, pidfd: int) -> None:
+        number, pid = self._children.pop(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        how = _how(os.waitstatus_to_exitcode(status))
+        self._channel.send({"is": "dead", "host": number, "how": how})
+
+
+def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
+    """A trainer's life; its exit code."""
+    failpoints.only_for(number)
+    torch.set_num_threads(bound.config.threads_per_cell)
+
+    def listen() -> None:
+        channel.wait(None)
+        for received in channel.receive():
+            host.handle(received.message, received.files)
+
+    host = Host(
+        bound,
+        rundir,
+        channel.send,
+        mark=f"{rundir.incarnation}.{number}",
+        listen=listen,
+        tell_every_s=TELL_EVERY_S,
+    )
+    threading.Thread(target=_beat, args=(host, channel), daemon=True).start()
+    try:
+        while not host.done:
+            for received in channel.receive():
+                host.handle(received.message, received.files)
+            if not host.done and not host.work():
+                channel.wait(None)
+        channel.flush(_FLUSH_S)
+    except Gone:
+        os._exit(0)  # Nobody would give its files their names.
+    except ManegeError as error:
+        channel.send({"is": "refused", "code": error.exit_code, "text": str(error)})
+        channel.flush(_FLUSH_S)
+        return EXIT_INPUT
+    except Exception as error:
+        place = host.place()
+        channel.send(
+            {
+                "is": "crashed",
+                **place,
+                "text": f"{type(error).__name__}: {error}",
+                "traceback": traceback.format_exc(),
+            }
+        )
+        channel.flush(_FLUSH_S)
+        return CRASHED
+    return 0
+
+
+def _beat(host: Host, channel: Channel) -> None:
+    """Tell that the process lives, and how long its step takes; end it when nobody listens."""
+    while True:
+        working = host.working
+        # Waiting is no step, however long it takes.
+        age_s = 0.0 if working is None else time.monotonic() - host.stepped_at
+        try:
+            channel.send(
+                {
+                    "is": "beat",
+                    "age_s": age_s,
+                    "longest_s": host.longest_s,
+                    "working": working,
+                }
+            )
+        except Gone:
+            os._exit(0)
+        time.sleep(BEAT_S)
+
+
+def _die_with_parent() -> None:
+    """The kernel kills this process when its parent dies, however that happens."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)  # It died before.
+
+
+def _how(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _resident() -> int:
+    """Bytes of memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""The local runtime: real processes, real signals, and the bits of a run that nothing disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manege.failpoints import TRAINER, VARIABLE
+from manege.rundir import RunDir
+from tests.e2e.command import run_here
+from tests.recovery.forker import state_of
+
+PER_CLASS = (
+    *("digits", "--preset", "paper-dc", "--networks", "mlp", "--classes", "3,7,8"),
+    *("--limit-per-class", "40", "--batch", "20", "--sheet-every", "100", "--score", "none"),
+    *("--set", "networks.hidden=32", "--set", "checkpoints.every_s=0.3", "--rounds", "150"),
+)
+GRID = (
+    *("ring8", "--method", "cellular", "--grid", "2x2", "--batch", "50", "--rounds", "12"),
+    *("--set", "training.batches_per_round=20", "--sheet-every", "6"),
+    *("--set", "networks.hidden=32", "--set", "networks.latent=8"),
+    *("--set", "cellular.fitness_samples=64", "--set", "cellular.mixture.samples=200"),
+    *("--set", "cellular.mixture.final_samples=400"),
+)
+METHODS = {"per-class": PER_CLASS, "grid": GRID}
+BACK_AT_WORK_S = 5.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("MANEGE_RUNTIME", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def method(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def wanted(method, tmp_path_factory) -> dict[str, str]:
+    """What an undisturbed run in one process comes to."""
+    folder = tmp_path_factory.mktemp(method)
+    done = run_here("train", *METHODS[method], "--runtime", "inline", "--out", "run", cwd=folder)
+    assert done.code == 0, done.err
+    return state_of(folder / "run")
+
+
+class Running:
+    """A command under way."""
+
+    def __init__(self, *args: object, env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "manege", *map(str, args)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+
+    def server(self) -> int:
+        return _until(lambda: next(iter(_children(self.process.pid)), None), "a server")
+
+    def trainers(self) -> list[int]:
+        return _children(self.server())
+
+    def trainer(self, rng: random.Random) -> int:
+        return _until(lambda: rng.choice(self.trainers() or [None]), "a trainer")
+
+    def family(self) -> list[int]:
+        server = self.server()
+        return [server, *_children(server)]
+
+    def end(self) -> tuple[int, str]:
+        _, err = self.process.communicate(timeout=120)
+        assert "Traceback" not in err, err
+        return self.process.returncode, err
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _until(look, what: str, timeout_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"no {what} within {timeout_s} s")
+
+
+def _events(path: Path, kind: str) -> list[dict]:
+    if not (path / "events.jsonl").exists():
+        return []
+    return [event for event in RunDir.open(path).events() if event["event"] == kind]
+
+
+def _at_work(path: Path, commits: int = 1) -> None:
+    _until(lambda: len(_events(path, "commit")) >= commits, f"{commits} commits")
+
+
+def _back_at_work(path: Path) -> Iterator[float]:
+    """Seconds from each death to the moment its cells are taken up again."""
+    events = list(RunDir.open(path).events())
+    for number, event in enumerate(events):
+        if event["event"] == "trainer_died":
+            for cell in event["cells"]:
+                later = (
+                    one["t"]
+                    for one in events[number:]
+                    if one["event"] in ("cell_started", "cell_failed") and one["cell"] == cell
+                )
+                yield next(later) - event["t"]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_any_number_of_trainers_gives_the_same_bits(method, wanted, workers, tmp_path):
+    path = tmp_path / "run"
+    code, err = Running("train", *METHODS[method], "--workers", workers, "--out", path).end()
+    assert code == 0, err
+    assert state_of(path) == wanted
+    assert not _events(path, "trainer_died")
+
+
+def test_trainers_killed_at_random_moments_cost_nothing_but_time(method, wanted, tmp_path):
+    path, rng, kills = tmp_path / "run", random.Random(5), 0
+    running = Running("train", *METHODS[method], "--workers", 2, "--out", path)
+    _at_work(path)
+    while running.process.poll() is None and kills < 10:
+        os.kill(running.trainer(rng), signal.SIGKILL)
+        kills += 1
+        time.sleep(rng.uniform(0.05, 0.5))
+    code, err = running.end()
+    assert code == 0, err
+    assert state_of(path) == wanted
+    deaths = _events(path, "trainer_died")
+    assert kills == 10, "the run is too short to be killed so often"
+    assert 1 <= len(deaths) <= kills
+    assert all(event["how"] == "killed by SIGKILL" for event in deaths)
+    assert max(_back_at_work(path)) < BACK_AT_WORK_S
+
+
+def test_a_trainer_that_hangs_is_replaced(method, wanted, tmp_path):
+    path = tmp_path / "run"
+    running = Running("train", *METHODS[method], "--workers", 2, "--out", path)
+    _at_work(path)
+    stopped = running.trainer(random.Random(1))
+    os.kill(stopped, signal.SIGSTOP)
+    (death,) = _until(lambda: _events(path, "trainer_died"), "death")
+    assert death["how"].startswith("hung: not heard of for ")
+    assert _until(lambda: not _lives(stopped), "end of it")
+    code, err = running.end()
+    assert code == 0, err
+    assert state_of(path) == wanted
+
+
+def test_when_the_command_is_killed_its_trainers_end_and_write_no_more(method, wanted, tmp_path):
+    path = tmp_path / "run"
+    running = Running("train", *METHODS[method], "--workers", 2, "--out", path)
+    _at_work(path, 2)
+    family = running.family()
+    assert len(family) >= 2
+    running.process.kill()
+    running.process.wait()
+    _until(lambda: not any(_lives(pid) for pid in family), "end of the orphans", 5.0)
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    time.sleep(0.5)
+    assert before == {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    done = run_here("resume", str(path), "--runtime", "inline", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert state_of(path) == wanted
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
+def test_a_signal_saves_and_stops_and_another_number_of_trainers_goes_on(
+    number, method, wanted, tmp_path
+):
+    path = tmp_path / "run"
+    running = Running("train", *METHODS[method], "--workers", 4, "--out", path)
+    _at_work(path)
+    sent = time.monotonic()
+    running.process.send_signal(number)
+    code, err = running.end()
+    assert code == 75, err
+    assert time.monotonic() - sent < 10
+    status = json.loads((path / "status.json").read_text())
+    assert status["state"] == "stopped"
+    (stopped,) = _events(path, "run_stopped")
+    assert stopped["reason"] == number.name
+    done = run_here("resume", str(path), "--runtime", "inline", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert state_of(path) == wanted
+
+
+def test_a_run_begun_in_one_process_goes_on_with_trainers(method, wanted, tmp_path):
+    path = tmp_path / "run"
+    rounds = METHODS[method][METHODS[method].index("--rounds") + 1]
+    args = ["3" if one == rounds else one for one in METHODS[method]]
+    done = run_here("train", *args, "--runtime", "inline", "--out", "run", cwd=tmp_path)
+    assert done.code == 0, done.err
+    code, err = Running("resume", path, "--rounds", rounds, "--workers", 3).end()
+    assert code == 0, err
+    # A run made longer has judged and drawn at its first end as well.
+    found = state_of(path)
+    assert {key: value for key, value in found.items() if key in wanted} == wanted
+
+
+@pytest.mark.parametrize("point", ["commit:before", "commit:written", "step"])
+def test_a_trainer_killed_inside_a_commit_is_started_again(point, method, wanted, tmp_path):
+    path = tmp_path / "run"
+    env = {VARIABLE: f"{point}@2", TRAINER: "1"}
+    code, err = Running("train", *METHODS[method], "--workers", 2, "--out", path, env=env).end()
+    assert code == 0, err
+    assert state_of(path) == wanted
+    (death,) = _events(path, "trainer_died")
+    assert death["trainer"] == 1
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "commit:renamed",
+        "commit:manifest-written",
+        "commit:manifest-aside",
+        "commit:done",
+        "commit:cleaned",
+    ],
+)
+def test_a_command_killed_inside_a_commit_is_resumed(point, method, wanted, tmp_path):
+    path = tmp_path / "run"
+    running = Running(
+        "train", *METHODS[method], "--workers", 2, "--out", path, env={VARIABLE: f"{point}@3"}
+    )
+    code, _ = running.end()
+    assert code == -signal.SIGKILL
+    done = run_here("resume", str(path), "--runtime", "inline", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert state_of(path) == wanted
+
+
+def test_a_killed_server_is_replaced(method, wanted, tmp_path):
+    path = tmp_path / "run"
+    running = Running("train", *METHODS[method], "--workers", 2, "--out", path)
+    _at_work(path)
+    os.kill(running.server(), signal.SIGKILL)
+    code, err = running.end()
+    assert code == 0, err
+    assert state_of(path) == wanted
+    assert _events(path, "trainer_died")
+
+
+def test_a_trainer_without_memory_is_started_again(method, wanted, tmp_path):
+    path = tmp_path / "run"
+    running = Running("train", *METHODS[method], "--workers", 2, "--out", path)
+    _at_work(path)
+    victim = running.trainer(random.Random(2))
+    resource.prlimit(victim, resource.RLIMIT_AS, (1 << 20, 1 << 20))
+    _until(lambda: not _lives(victim), "death")
+    code, err = running.end()
+    assert code == 0, err
+    assert state_of(path) == wanted
+    assert _events(path, "trainer_died")
+
+
+def test_a_step_that_kills_its_trainer_each_time_fails_its_class_alone(tmp_path):
+    path = tmp_path / "run"
+    args = list(PER_CLASS)
+    args[args.index("--limit-per-class") + 1] = "1000"
+    args[args.index("--rounds") + 1] = "1"
+    # Digits 3, 7 and 8 have different numbers of pictures: only the largest gets so far.
+    code, err = Running(
+        *("train", *args, "--workers", 1, "--batch", 4, "--out", path),
+        env={VARIABLE: "step@41", TRAINER: "any"},
+    ).end()
+    status = json.loads((path / "status.json").read_text())["cells"]
+    steps = {event["cell"]: event["steps"] for event in _events(path, "round")}
+    assert code == 4, (err, status, steps)
+    states = sorted(entry["state"] for entry in status.values())
+    assert states == ["failed", "finished", "finished"], status
