@@ -146,22 +146,77 @@ def test_any_number_of_trainers_gives_the_same_bits(method, wanted, workers, tmp
     assert not _events(path, "trainer_died")
 
 
-def test_trainers_killed_at_random_moments_cost_nothing_but_time(method, wanted, tmp_path):
-    path, rng, kills = tmp_path / "run", random.Random(5), 0
-    running = Running("train", *METHODS[method], "--workers", 2, "--out", path)
+def _killed_at_random(args: tuple[str, ...], path: Path, seed: int, kills: int) -> list[dict]:
+    """A run that finished although its trainers were killed so often; their deaths."""
+    rng, done = random.Random(seed), 0
+    running = Running("train", *args, "--workers", 2, "--out", path)
     _at_work(path)
-    while running.process.poll() is None and kills < 10:
+    while running.process.poll() is None and done < kills:
         os.kill(running.trainer(rng), signal.SIGKILL)
-        kills += 1
+        done += 1
         time.sleep(rng.uniform(0.05, 0.5))
     code, err = running.end()
     assert code == 0, err
-    assert state_of(path) == wanted
+    assert done == kills, "the run is too short to be killed so often"
     deaths = _events(path, "trainer_died")
-    assert kills == 10, "the run is too short to be killed so often"
-    assert 1 <= len(deaths) <= kills
     assert all(event["how"] == "killed by SIGKILL" for event in deaths)
+    assert 1 <= len(deaths) <= kills
     assert max(_back_at_work(path)) < BACK_AT_WORK_S
+    return deaths
+
+
+def test_trainers_killed_at_random_moments_cost_nothing_but_time(method, wanted, tmp_path):
+    _killed_at_random(METHODS[method], tmp_path / "run", seed=5, kills=10)
+    assert state_of(tmp_path / "run") == wanted
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_hundreds_of_kills(seed, method, wanted, tmp_path):
+    _killed_at_random(METHODS[method], tmp_path / "run", seed=100 + seed, kills=10)
+    assert state_of(tmp_path / "run") == wanted
+
+
+@pytest.mark.soak
+def test_half_an_hour_with_a_kill_every_twenty_seconds_uses_no_more_of_anything(tmp_path):
+    duration_s, pause_s = float(os.environ.get("MANEGE_SOAK_S", "1800")), 20.0
+    path, rng = tmp_path / "run", random.Random(9)
+    args = list(GRID)
+    del args[args.index("--rounds") : args.index("--rounds") + 2]
+    running = Running(
+        "train", *args, "--budget", f"{duration_s:.0f}s", "--workers", 2, "--out", path
+    )
+    _at_work(path, 8)
+    seen = []
+    while running.process.poll() is None:
+        time.sleep(pause_s)
+        if running.process.poll() is not None:
+            break
+        os.kill(running.trainer(rng), signal.SIGKILL)
+        time.sleep(1.0)
+        processes = [running.process.pid, running.server()]
+        seen.append(
+            (
+                sum(_resident(pid) for pid in processes),
+                sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in processes),
+                sum(f.stat().st_size for f in (path / "checkpoints").rglob("*") if f.is_file()),
+            )
+        )
+    code, err = running.end()
+    assert code == 0, err
+    assert len(seen) >= duration_s / pause_s / 3
+    half = len(seen) // 2
+    for what, early, late in zip(
+        ("memory", "open files", "disk"),
+        (max(column) for column in zip(*seen[:half], strict=True)),
+        (max(column) for column in zip(*seen[half:], strict=True)),
+        strict=True,
+    ):
+        assert late <= 1.05 * early, f"{what} grew from {early} to {late}"
+
+
+def _resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
 
 
 def test_a_trainer_that_hangs_is_replaced(method, wanted, tmp_path):

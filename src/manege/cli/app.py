@@ -85,7 +85,7 @@ def train(
         str | None,
         typer.Option(
             help="modern (the default), paper (W-CGAN), paper-dc (DC-CGAN); for a grid "
-            "cellular-paper (the default) or cellular-mustangs."
+            "cellular-paper (the default), cellular-mustangs or cellular-modern."
         ),
     ] = None,
     rounds: Annotated[

@@ -64,4 +64,26 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "cellular": {"objectives": ["minimax", "heuristic", "least-squares"]},
         },
     ),
+    "cellular-modern": (
+        "what won by measurement on a grid: LeakyReLU, R1, faster Adam, rounds of 500 batches",
+        {
+            "method": "cellular",
+            "rounds": 100,
+            "networks": {"kind": "mlp", "activation": "leaky_relu"},
+            "training": {
+                "loss": "bce",
+                "constraint": {"kind": "r1", "gamma": 0.5},
+                "optimiser": {
+                    "generator_lr": 2e-3,
+                    "discriminator_lr": 2e-3,
+                    "beta1": 0.0,
+                    "beta2": 0.99,
+                },
+                "batch": 64,
+                "batches_per_round": 500,
+                "attempts": 3,
+            },
+            "cellular": {"skip": 0, "fitness_samples": 256},
+        },
+    ),
 }

@@ -24,6 +24,8 @@ OPENING_S = 120.0
 """Time for a trainer's first step: it may have to read all its pictures."""
 PATIENCE = 5.0
 """How many of the longest steps seen a step may take."""
+LOOK_S = 0.1
+"""How often to look for hung trainers: a tick may come with every message."""
 
 
 class Place(NamedTuple):
@@ -153,6 +155,10 @@ class _Cell:
     spent_s: float = 0.0
     share_s: float | None = None
     host: int | None = None
+    until: int | None = None
+    """The round that it may go on to, as far as is decided; None: no limit."""
+    ending: str | None = None
+    """Why it is to end, once that is decided."""
     slot: tuple[int, ...] = ()
     place: tuple[int, int] | None = None
     """Round and step last heard of."""
@@ -160,8 +166,6 @@ class _Cell:
     """Whether it stands between two rounds, as far as was heard."""
     deaths: list[tuple[int, int] | None] = field(default_factory=list)
     """Where trainers died over it since its last commit."""
-    words: str | None = None
-    """What a trainer said of its last breakdown here."""
 
     @property
     def frozen(self) -> bool:
@@ -171,13 +175,22 @@ class _Cell:
     def settled(self) -> bool:
         return self.state in ("finished", "failed")
 
+    @property
+    def listens(self) -> bool:
+        """Whether its host, if it has one, wants to know of others."""
+        return self.state in ("opening", "running")
+
 
 @dataclass
 class _Host:
     number: int
     cells: dict[str, None] = field(default_factory=dict)
     heard_at: float = 0.0
+    asked_at: float = 0.0
+    """When it was last given a cell, or opened one."""
     working: str | None = None
+    words: str | None = None
+    """What it said of its breakdown."""
     longest_s: float = 0.0
     stepped: bool = False
     combines: bool = False
@@ -214,11 +227,13 @@ class Coordinator:
             cell.entry = dict(status.get(key, {}))
             cell.round_ = int(cell.entry.get("round", 0))
             cell.spent_s = float(cell.entry.get("spent_s", 0.0))
+            # A grid ends its budget with whole rounds: it is let go on when all have opened.
+            cell.until = 0 if self._goes_in_step(cell.group) else task.rounds
         self._wanted = hosts
         self._hosts: dict[int, _Host] = {}
         self._started = 0
         self._orders: list[Order] = []
-        self._now = self._began_at = 0.0
+        self._now = self._began_at = self._looked_at = 0.0
         self._stop: tuple[str, float] | None = None
         self._combine_deaths = 0
         self.outcome: Outcome | None = None
@@ -255,13 +270,15 @@ class Coordinator:
         """A host said something; of one that was given up nothing is believed."""
         self._now = now
         host = self._hosts.get(number)
-        if host is None:
+        if host is None or self.outcome is not None:
             return [Close(file) for file in files]
         host.heard_at = now
         kind = str(message["is"])
         if kind == "refused":
             raise Refused(int(message["code"]), str(message["text"]))
-        if "cell" in message and message["cell"] is not None:
+        if kind == "crashed":
+            self._hear_crashed(host, message)
+        elif message.get("cell") is not None:
             cell = self._cells[str(message["cell"])]
             if cell.host != number:
                 return [Close(file) for file in files]  # It was taken away from this host.
@@ -278,22 +295,26 @@ class Coordinator:
             return []
         self._orders.append(Kill(number))
         lost = [self._cells[key] for key in host.cells]
-        if self._stop is not None:
+        if self._stop is not None or self.outcome is not None:
             for cell in lost:
                 self._leave(cell, "stopped")
             self._end_if_done()
             return self._take_orders()
         self._emit("trainer_died", trainer=number, how=how, cells=[cell.key for cell in lost])
         guilty = self._guilty(host, lost)
+        for cell in lost:
+            self._let_go(cell)
+            if not cell.frozen:
+                cell.state = "waiting"
         if guilty is not None:
-            self._count_death(guilty, how)
+            self._count_death(guilty, host.words or how)
         if host.combines:
             self._combine_deaths += 1
             if self._combine_deaths >= DEATHS_AT_ONE_STEP:
+                how = host.words or how
                 raise Refused(3, f"writing the model failed {self._combine_deaths} times: {how}")
-        for cell in lost:
-            self._let_go(cell)
-        again = [cell for cell in lost if not cell.frozen or len(cell.group) > 1]
+        # A frozen cell is there for the others of its group only.
+        again = [cell for cell in lost if not cell.frozen or self._going(cell.group)]
         if again or host.combines or self._queue():
             fresh = self._start_host()
             for cell in again:
@@ -307,6 +328,9 @@ class Coordinator:
     def tick(self, now: float) -> list[Order]:
         """Time has passed."""
         self._now = now
+        if self.outcome is not None or now - self._looked_at < LOOK_S:
+            return []
+        self._looked_at = now
         if self._stop is not None:
             if now - self._stop[1] > STOP_S + self._longest_step():
                 for cell in self._cells.values():
@@ -347,10 +371,17 @@ class Coordinator:
         if message.get("verified") is not None:
             self._desk.trust(cell.key, message["verified"])
         cell.slot = files
+        host.asked_at = self._now
         if cell.state == "opening":
             cell.state = "running"
             self._emit("cell_started", cell=cell.key, round=cell.round_, step=message["step"])
             self._note(cell, "running")
+        if self._stop is not None:
+            return
+        if cell.ending is not None and not cell.frozen:
+            # The others have gone as far, and may be gone.
+            self._finish(cell, cell.ending)
+            return
         for other in self._around(cell):
             self._show(cell, other)
         self._allow(cell.group)
@@ -392,7 +423,8 @@ class Coordinator:
 
     def _hear_over(self, host: _Host, cell: _Cell, message: Mapping[str, Any]) -> None:
         cell.spent_s = float(message["spent_s"])
-        self._finish(cell, "budget")
+        if cell.state == "running" and self._stop is None:
+            self._finish(cell, "budget")
 
     def _hear_finished(self, host: _Host, cell: _Cell, message: Mapping[str, Any]) -> None:
         cell.round_, cell.spent_s = int(message["round"]), float(message["spent_s"])
@@ -425,12 +457,16 @@ class Coordinator:
         cell.round_, cell.spent_s = int(message["round"]), float(message["spent_s"])
         self._fail(cell, str(message["reason"]))
 
-    def _hear_crashed(self, host: _Host, cell: _Cell, message: Mapping[str, Any]) -> None:
-        """The trainer will die of it."""
-        cell.words = str(message["text"])
-        cell.place = (int(message["round"]), int(message["step"]))
-        host.working = cell.key
-        self._desk.log(cell.key, str(message["traceback"]))
+    def _hear_crashed(self, host: _Host, message: Mapping[str, Any]) -> None:
+        """The trainer will die of it; it may not have come to train a cell, or have let it go."""
+        host.words = str(message["text"])
+        if message["cell"] in host.cells:
+            host.working = str(message["cell"])
+            place = (int(message["round"]), int(message["step"]))
+            self._cells[host.working].place = place
+        guilty = self._guilty(host, [self._cells[key] for key in host.cells])
+        if guilty is not None:
+            self._desk.log(guilty.key, str(message["traceback"]))
 
     def _hear_mixture(self, host: _Host, message: Mapping[str, Any]) -> None:
         self._desk.write_status(mixture=message["told"])
@@ -443,9 +479,12 @@ class Coordinator:
     def _hear_beat(self, host: _Host, message: Mapping[str, Any]) -> None:
         host.longest_s = max(host.longest_s, float(message["longest_s"]))
         host.working = message.get("working") or host.working
-        if float(message["age_s"]) > self._bound(host):
+        age_s = float(message["age_s"])
+        if any(self._cells[key].state == "opening" for key in host.cells):
+            age_s = max(age_s, self._now - host.asked_at)
+        if age_s > self._bound(host):
             # It beats, but does not get on: counts as silence.
-            host.heard_at = self._now - float(message["age_s"])
+            host.heard_at = self._now - age_s
 
     # Decisions.
 
@@ -477,7 +516,7 @@ class Coordinator:
             return
         queue = self._queue()
         for host in self._hosts.values():
-            if not host.cells and queue:
+            if queue and all(self._cells[key].settled for key in host.cells):
                 self._host_cell(queue.pop(0), host)
 
     def _host_cell(self, cell: _Cell, host: _Host) -> None:
@@ -486,17 +525,21 @@ class Coordinator:
             cell.state = "failed"
         cell.host = host.number
         host.cells[cell.key] = None
+        host.asked_at, host.stepped = self._now, False
         if cell.share_s is None:
-            cell.share_s = self._budget_share(cell.group)
+            share_s = self._budget_share(cell.group)
+            for key in cell.group:
+                self._cells[key].share_s = share_s
         if not quiet:
             cell.state = "opening"
+        cell.place = None
         self._send(
             host,
             "host",
             cell=cell.key,
             share_s=cell.share_s,
             cells=len(cell.group),
-            until=self._until(cell.group),
+            until=cell.until,
             quiet=quiet,
             elsewhere=len(cell.group) > 1 and self._wanted > 1,
             watched=bool(cell.deaths),
@@ -515,17 +558,14 @@ class Coordinator:
             self._send(host, "frozen", cell=cell.key)
 
     def _around(self, cell: _Cell) -> list[_Host]:
-        """Other hosts that have to do with a cell."""
-        numbers = {self._cells[key].host for key in self._task.around[cell.key]} - {cell.host}
-        return [host for number, host in self._hosts.items() if number in numbers]
+        """Other hosts that want to know of a cell."""
+        others = (self._cells[key] for key in self._task.around[cell.key])
+        numbers = dict.fromkeys(other.host for other in others if other.listens)
+        return [self._hosts[one] for one in numbers if one is not None and one != cell.host]
 
-    def _until(self, group: Sequence[str]) -> int | None:
-        """The round that a group's cells may go on to, as far as is decided; None: no limit."""
-        if len(group) == 1 or self._task.budget_s is None:
-            return self._task.rounds
-        # One round at a time: a grid ends its budget with whole rounds.
-        furthest = min(cell.round_ for cell in self._going(group) or [self._cells[group[0]]])
-        return min(furthest + 1, self._task.rounds or furthest + 1)
+    def _goes_in_step(self, group: Sequence[str]) -> bool:
+        """Whether a group's cells are let go on one round at a time."""
+        return len(group) > 1 and self._task.budget_s is not None
 
     def _going(self, group: Sequence[str]) -> list[_Cell]:
         return [self._cells[key] for key in group if not self._cells[key].settled]
@@ -533,16 +573,17 @@ class Coordinator:
     def _allow(self, group: Sequence[str]) -> None:
         """Let a group go on, or end it when it has come to its end."""
         going = self._going(group)
-        if not going or any(cell.state != "running" for cell in going):
+        if not going or any(cell.state != "running" for cell in going) or self._stop is not None:
             return
         reason = self._end_of(group, going)
         if reason is not None:
             for cell in going:
                 self._finish(cell, reason)
-        elif len(group) > 1 and self._task.budget_s is not None:
-            until = self._until(group)
+        elif self._goes_in_step(group):
+            until = min(cell.round_ for cell in going) + 1
             for cell in going:
-                if cell.host is not None:
+                if cell.host is not None and cell.until != until:
+                    cell.until = until
                     self._send(self._hosts[cell.host], "until", cell=cell.key, round=until)
 
     def _end_of(self, group: Sequence[str], going: Sequence[_Cell]) -> str | None:
@@ -556,12 +597,14 @@ class Coordinator:
             single = going[0]
             return "budget" if share_s is not None and single.spent_s >= share_s else None
         together = all(cell.round_ == behind and cell.whole for cell in going)
-        spent_s = sum(cell.spent_s for cell in going)
+        spent_s = sum(self._cells[key].spent_s for key in group)
         return "budget" if together and spent_s >= share_s else None
 
     def _finish(self, cell: _Cell, reason: str) -> None:
         assert cell.host is not None
         cell.state = "finishing"
+        if len(cell.group) > 1:
+            cell.ending = reason
         self._send(self._hosts[cell.host], "finish", cell=cell.key, reason=reason)
 
     def _fail(self, cell: _Cell, reason: str) -> None:
@@ -571,7 +614,8 @@ class Coordinator:
         self._note(cell, "failed", reason=reason)
         if len(cell.group) == 1:
             self._let_go(cell)
-        else:
+        elif cell.slot:
+            # Without, its next host will have to show what it last was.
             for other in self._around(cell):
                 self._send(other, "frozen", cell=cell.key)
         self._allow(cell.group)
@@ -580,18 +624,22 @@ class Coordinator:
 
     def _guilty(self, host: _Host, lost: Sequence[_Cell]) -> _Cell | None:
         """The cell over which a trainer died."""
-        if len(lost) == 1:
-            return None if lost[0].frozen else lost[0]
-        cell = self._cells.get(host.working or "")
-        return cell if cell is not None and cell in lost and not cell.settled else None
+        going = [cell for cell in lost if not cell.frozen]
+        if len(going) < 2:
+            return going[0] if going else None
+        working = self._cells[host.working] if host.working in host.cells else None
+        if working is not None and working.state == "running":
+            return working
+        # Cells are opened, and finished, in the order in which they were given.
+        return next((cell for cell in going if cell.state != "running"), None)
 
-    def _count_death(self, cell: _Cell, how: str) -> None:
+    def _count_death(self, cell: _Cell, words: str) -> None:
         cell.deaths.append(cell.place)
         last = cell.deaths[-DEATHS_AT_ONE_STEP:]
         # The first may have been seen late: steps are told one by one only after a death.
         stuck = len(last) == DEATHS_AT_ONE_STEP and len(set(last[1:])) == 1 and last[-1] is not None
         if stuck or len(cell.deaths) >= DEATHS_WITHOUT_COMMIT:
-            times, words = len(cell.deaths), cell.words or how
+            times = len(cell.deaths)
             self._fail(cell, f"its trainer died {times} times in round {cell.round_ + 1}: {words}")
 
     def _leave(self, cell: _Cell, state: str) -> None:
@@ -672,11 +720,12 @@ class Coordinator:
         if task.budget_s is None:
             return None
         total = task.budget_s * (min(self._wanted, len(self._cells)) if task.wall else 1)
-        others = [cell for cell in self._cells.values() if cell.key not in group]
+        group_keys = set(group)
+        others = [cell for cell in self._cells.values() if cell.key not in group_keys]
         ended = [cell for cell in others if cell.settled]
         reserved = [cell for cell in others if not cell.settled and cell.share_s is not None]
         spent = sum(cell.spent_s for cell in ended)
-        spent += sum(cell.share_s or 0.0 for cell in reserved)
+        spent += sum((cell.share_s or 0.0) / len(cell.group) for cell in reserved)
         waiting = len(others) - len(ended) - len(reserved)
         return max(0.0, total - spent) * len(group) / (len(group) + waiting)
 

@@ -146,8 +146,10 @@ class _Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object = None, *exc: object) -> None:
         self.channel.close()
+        if kind is not None:
+            self.process.kill()  # Whatever it is at; its children die with it.
         try:
             self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -252,10 +254,13 @@ class _Loop:
                     if channel.wants_write:
                         with suppress(Gone):
                             channel.flush()
+            self._await_trainers()
         except Refused as refused:
             raise _error(refused.code, str(refused)) from None
         finally:
-            self._end()
+            for channel in self._channels.values():
+                channel.close()
+            self._selector.close()
         return coordinator.outcome
 
     def _carry(self, orders: list[Order]) -> None:
@@ -351,8 +356,8 @@ class _Loop:
         for host in list(self._channels):
             self._carry(self._coordinator.died(host, "died with the trainer server", _now()))
 
-    def _end(self) -> None:
-        """Trainers that were told to quit have a while for it."""
+    def _await_trainers(self) -> None:
+        """Trainers were told to quit, and have a while for it."""
         deadline = time.monotonic() + _END_S
         for channel in self._channels.values():
             with suppress(Gone, Garbled):
@@ -362,9 +367,6 @@ class _Loop:
                     for _, files in channel.receive():
                         for file in files:
                             os.close(file)
-            channel.close()
-        self._channels.clear()
-        self._selector.close()
 
 
 def _now() -> float:

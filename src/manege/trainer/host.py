@@ -153,6 +153,7 @@ class Host:
         cell = str(message.get("cell", ""))
         if message["is"] in ("until", "finish", "release") and cell not in self._here:
             return  # It failed or was let go while this was on its way.
+        self.working = cell or None
         match message["is"]:
             case "host":
                 self._take_up(cell, message)
@@ -290,8 +291,8 @@ class Host:
 
     def place(self) -> dict[str, Any]:
         """The cell in training, and where it stands."""
-        run = self._here[self.working].run if self.working in self._here else None
-        state = None if run is None else run.state
+        hosted = self._here.get(self.working or "")
+        state = None if hosted is None else hosted.run.state
         return {
             "cell": self.working,
             "round": 0 if state is None else state.round_ + 1,

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,10 +195,16 @@ def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
     failpoints.only_for(number)
     torch.set_num_threads(bound.config.threads_per_cell)
 
+    backlog: deque[Received] = deque()
+
     def listen() -> None:
+        # In the middle of a commit: what else there is to do comes after it.
         channel.wait(None)
         for received in channel.receive():
-            host.handle(received.message, received.files)
+            if received.message["is"] == "adopted":
+                host.handle(received.message)
+            else:
+                backlog.append(received)
 
     host = Host(
         bound,
@@ -210,9 +217,11 @@ def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
     threading.Thread(target=_beat, args=(host, channel), daemon=True).start()
     try:
         while not host.done:
-            for received in channel.receive():
+            backlog.extend(channel.receive())
+            while backlog:
+                received = backlog.popleft()
                 host.handle(received.message, received.files)
-            if not host.done and not host.work():
+            if not host.done and not host.work() and not backlog:
                 channel.wait(None)
         channel.flush(_FLUSH_S)
     except Gone:
@@ -222,16 +231,13 @@ def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
         channel.flush(_FLUSH_S)
         return EXIT_INPUT
     except Exception as error:
-        place = host.place()
-        channel.send(
-            {
-                "is": "crashed",
-                **place,
-                "text": f"{type(error).__name__}: {error}",
-                "traceback": traceback.format_exc(),
-            }
-        )
-        channel.flush(_FLUSH_S)
+        told = traceback.format_exc()
+        if host.working is None:
+            sys.stderr.write(told)
+        else:
+            words = f"{type(error).__name__}: {error}"
+            channel.send({"is": "crashed", **host.place(), "text": words, "traceback": told})
+            channel.flush(_FLUSH_S)
         return CRASHED
     return 0
 

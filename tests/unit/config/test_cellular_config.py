@@ -22,6 +22,7 @@ from manege.config import (
     NineCells,
     Objective,
     Opponents,
+    R1Constraint,
     Replacement,
     Ring,
     RunConfig,
@@ -81,6 +82,19 @@ def test_mustangs_is_the_same_with_all_three_objectives():
     assert set(mustangs.cellular.objectives) == set(Objective)
     paper = amended(mustangs, {"preset": "cellular-paper", "cellular.objectives": []})
     assert paper == resolve(preset="cellular-paper", flags=DIGITS)
+
+
+def test_modern_is_what_was_measured():
+    config = resolve(preset="cellular-modern", flags=DIGITS)
+    training, grid = config.training, config.cellular
+    assert config.networks == MlpNetworks(activation=Activation.LEAKY_RELU)
+    assert (training.batch, training.batches_per_round, training.attempts) == (64, 500, 3)
+    assert training.constraint == R1Constraint(gamma=0.5)
+    optimiser = training.optimiser
+    assert (optimiser.generator_lr, optimiser.discriminator_lr) == (2e-3, 2e-3)
+    assert (optimiser.beta1, optimiser.beta2) == (0.0, 0.99)
+    assert grid is not None
+    assert (grid.skip, grid.fitness_samples) == (0, 256)
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name.startswith("cellular")])
