@@ -356,3 +356,13 @@ def test_a_step_that_kills_its_trainer_each_time_fails_its_class_alone(tmp_path)
     assert code == 4, (err, status, steps)
     states = sorted(entry["state"] for entry in status.values())
     assert states == ["failed", "finished", "finished"], status
+
+
+def test_an_asynchronous_grid_finishes_whatever_dies(tmp_path):
+    """Which centres a cell meets depends on timing; that it gets to its end does not."""
+    path = tmp_path / "run"
+    _killed_at_random((*GRID, "--exchange", "async"), path, seed=3, kills=3)
+    status = json.loads((path / "status.json").read_text())
+    assert {entry["round"] for entry in status["cells"].values()} == {12}
+    rounds = [(event["cell"], event["round"]) for event in _events(path, "round")]
+    assert len(set(rounds)) == 4 * 12

@@ -119,7 +119,11 @@ class Individual(Generic[Network]):
             raise ValueError(
                 f"record of {record.dtype} {record.shape}, expected float32 ({len(self.record)},)"
             )
-        self.record.copy_(torch.from_numpy(record))
+        if self.record.device.type == "cpu":
+            # By numpy: torch would complain of a record that cannot be written to.
+            self.record.numpy()[:] = record
+        else:
+            self.record.copy_(torch.from_numpy(record.copy()))
         self._read_header()
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ and what it tells is listed in docs/decisions/0007-coordinator-and-hosts.md.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -230,6 +231,7 @@ class Host:
         mine = next(one.run.state for one in self._here.values())
         assert isinstance(mine, GridState)
         known.slot = Slot.attach(file, lengths_of(_arrays(mine.centre)))
+        os.close(file)
 
     def _known(self, cell: str) -> _Elsewhere:
         return self._elsewhere.setdefault(cell, _Elsewhere())
