@@ -306,8 +306,9 @@ class Coordinator:
             self._let_go(cell)
             if not cell.frozen:
                 cell.state = "waiting"
-        if guilty is not None:
-            self._count_death(guilty, host.words or how)
+        suspects = [guilty] if guilty else [cell for cell in lost if not cell.frozen]
+        if suspects:
+            self._count_death(suspects, host.words or how)
         if host.combines:
             self._combine_deaths += 1
             if self._combine_deaths >= DEATHS_AT_ONE_STEP:
@@ -372,6 +373,8 @@ class Coordinator:
             self._desk.trust(cell.key, message["verified"])
         cell.slot = files
         host.asked_at = self._now
+        if cell.frozen:
+            cell.deaths.clear()
         if cell.state == "opening":
             cell.state = "running"
             self._emit("cell_started", cell=cell.key, round=cell.round_, step=message["step"])
@@ -526,8 +529,8 @@ class Coordinator:
         cell.host = host.number
         host.cells[cell.key] = None
         host.asked_at, host.stepped = self._now, False
-        if cell.share_s is None:
-            share_s = self._budget_share(cell.group)
+        if cell.share_s is None and self._task.budget_s is not None:
+            share_s = self._budget_share(cell.group, self._task.budget_s)
             for key in cell.group:
                 self._cells[key].share_s = share_s
         if not quiet:
@@ -596,7 +599,8 @@ class Coordinator:
             # A cell alone says when its time is up, wherever it is.
             single = going[0]
             return "budget" if share_s is not None and single.spent_s >= share_s else None
-        together = all(cell.round_ == behind and cell.whole for cell in going)
+        # Those that were let go on may have begun, also when nothing was heard of it yet.
+        together = all(cell.round_ == behind >= (cell.until or 0) and cell.whole for cell in going)
         spent_s = sum(self._cells[key].spent_s for key in group)
         return "budget" if together and spent_s >= share_s else None
 
@@ -611,6 +615,7 @@ class Coordinator:
         """Give a cell up; to its neighbours it stays what it last showed."""
         self._emit("cell_failed", cell=cell.key, round=cell.round_ + 1, reason=reason)
         cell.state = "failed"
+        cell.deaths.clear()
         self._note(cell, "failed", reason=reason)
         if len(cell.group) == 1:
             self._let_go(cell)
@@ -623,24 +628,29 @@ class Coordinator:
         self._end_if_done()
 
     def _guilty(self, host: _Host, lost: Sequence[_Cell]) -> _Cell | None:
-        """The cell over which a trainer died."""
-        going = [cell for cell in lost if not cell.frozen]
-        if len(going) < 2:
-            return going[0] if going else None
+        """The cell over which a trainer died; None when that cannot be known."""
         working = self._cells[host.working] if host.working in host.cells else None
         if working is not None and working.state == "running":
             return working
         # Cells are opened, and finished, in the order in which they were given.
-        return next((cell for cell in going if cell.state != "running"), None)
+        at_it = [cell for cell in lost if cell.place is None or cell.state == "finishing"]
+        going = [cell for cell in lost if not cell.frozen]
+        return at_it[0] if at_it else going[0] if len(going) == 1 else None
 
-    def _count_death(self, cell: _Cell, words: str) -> None:
-        cell.deaths.append(cell.place)
-        last = cell.deaths[-DEATHS_AT_ONE_STEP:]
+    def _count_death(self, suspects: Sequence[_Cell], words: str) -> None:
+        """Count a trainer's death against the cell it died over, or all that it may have been."""
+        for cell in suspects:
+            cell.deaths.append(cell.place if len(suspects) == 1 else None)
+        # Of several, the one that is behind is trained first.
+        cell = min(suspects, key=lambda cell: cell.round_)
+        times, last = len(cell.deaths), cell.deaths[-DEATHS_AT_ONE_STEP:]
         # The first may have been seen late: steps are told one by one only after a death.
         stuck = len(last) == DEATHS_AT_ONE_STEP and len(set(last[1:])) == 1 and last[-1] is not None
-        if stuck or len(cell.deaths) >= DEATHS_WITHOUT_COMMIT:
-            times = len(cell.deaths)
-            self._fail(cell, f"its trainer died {times} times in round {cell.round_ + 1}: {words}")
+        if not stuck and times < DEATHS_WITHOUT_COMMIT:
+            return
+        if cell.frozen:
+            raise Refused(3, f"{cell.key}: nobody can take it up, {times} trainers died: {words}")
+        self._fail(cell, f"its trainer died {times} times in round {cell.round_ + 1}: {words}")
 
     def _leave(self, cell: _Cell, state: str) -> None:
         """A cell is done with, for this run or for now."""
@@ -714,14 +724,11 @@ class Coordinator:
             self._send(host, "quit")
         self._desk.write_status(state=state, cells=self._entries())
 
-    def _budget_share(self, group: Sequence[str]) -> float | None:
+    def _budget_share(self, group: Sequence[str], budget_s: float) -> float:
         """Seconds these cells may train in all: an even share of what the others leave."""
-        task = self._task
-        if task.budget_s is None:
-            return None
-        total = task.budget_s * (min(self._wanted, len(self._cells)) if task.wall else 1)
-        group_keys = set(group)
-        others = [cell for cell in self._cells.values() if cell.key not in group_keys]
+        total = budget_s * (min(self._wanted, len(self._cells)) if self._task.wall else 1)
+        members = set(group)
+        others = [cell for cell in self._cells.values() if cell.key not in members]
         ended = [cell for cell in others if cell.settled]
         reserved = [cell for cell in others if not cell.settled and cell.share_s is not None]
         spent = sum(cell.spent_s for cell in ended)

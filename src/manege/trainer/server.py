@@ -166,6 +166,7 @@ class _Server:
         if pid == 0:
             _die_with_parent()
             try:
+                _write_to(self._rundir.path / "logs" / "trainers.log")
                 self._channel.close()
                 for pidfd in self._children:
                     os.close(pidfd)
@@ -232,12 +233,10 @@ def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
         return EXIT_INPUT
     except Exception as error:
         told = traceback.format_exc()
-        if host.working is None:
-            sys.stderr.write(told)
-        else:
-            words = f"{type(error).__name__}: {error}"
-            channel.send({"is": "crashed", **host.place(), "text": words, "traceback": told})
-            channel.flush(_FLUSH_S)
+        sys.stderr.write(told)
+        words = f"{type(error).__name__}: {error}"
+        channel.send({"is": "crashed", **host.place(), "text": words, "traceback": told})
+        channel.flush(_FLUSH_S)
         return CRASHED
     return 0
 
@@ -268,6 +267,15 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)  # It died before.
+
+
+def _write_to(log: Path) -> None:
+    """What this process prints goes into the log: the screen is the command's."""
+    log.parent.mkdir(exist_ok=True)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
 
 
 def _how(code: int) -> str:
