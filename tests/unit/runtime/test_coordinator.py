@@ -19,6 +19,9 @@ import pytest
 
 from manege.runtime.coordinator import (
     DEATHS_AT_ONE_STEP,
+    DEATHS_WITHOUT_COMMIT,
+    OPENING_S,
+    SILENCE_S,
     Close,
     Coordinator,
     Kill,
@@ -32,12 +35,12 @@ from manege.runtime.coordinator import (
 )
 from manege.topology import NINE, Schedule, Topology, isolated, ring, torus
 
-BEAT_S = 1.0
+BEAT_S = 2.0
 LONG_S = 5_000.0
 MANY = 300_000
 """Virtual seconds, and events, in which every run must have ended."""
 FOREVER_S = 1e9
-ALWAYS = 1_000
+ALWAYS = 10**6
 
 
 # What there is to do.
@@ -112,6 +115,7 @@ class Plan:
     slow: float = 0.0
     """The share of hosts that are ten times slower."""
     lag_s: float = 0.02
+    opening_s: float = 0.3
     faults: tuple[Fault, ...] = ()
     crashes: Mapping[str, Crash] = field(default_factory=dict)
 
@@ -144,7 +148,7 @@ class Crash(NamedTuple):
     """A cell that its host dies of."""
 
     where: str
-    """step, opening, finishing; or fails: the host survives, and says so."""
+    """step, opening, finishing; hangs when opening; or fails, and its host lives to tell."""
     round_: int = 0
     step: int = 0
     times: int = ALWAYS
@@ -454,7 +458,7 @@ class FakeHost:
 
     def _take_up(self, cell: str, message: dict[str, Any]) -> Life:
         world = self.world
-        yield world.rng.uniform(0.01, 0.3)
+        yield world.rng.uniform(0.01, world.plan.opening_s)
         yield from world.crash(self, cell, "opening")
         found = world.desk.newest(cell)
         at = found or Commit(value=world.grid.centre(cell, 0))
@@ -952,7 +956,7 @@ WORDS = ("opened", "step", "commit", "round", "event", "finished", "mixture", "f
 
 
 def drawn(grid: Grid, seed: int, *, most_hosts: int = 5) -> Plan:
-    """A plan for a seed."""
+    """A plan for a seed; every third has a budget."""
     rng = random.Random(f"plan {seed}")
     cells = grid.cells
     hosts = rng.randint(1, min(most_hosts, len(cells) + 1))
@@ -977,7 +981,7 @@ def drawn(grid: Grid, seed: int, *, most_hosts: int = 5) -> Plan:
             at = place if where in ("step", "fails") else (0, 0)
             times = 1 if where == "hangs" else rng.choice([1, 2, ALWAYS])
             crashes[cell] = Crash(where, *at, times, rng.random() < 0.5)
-    has_budget = rng.random() < 0.3
+    has_budget = seed % 3 == 0
     return Plan(
         grid,
         hosts,
@@ -989,18 +993,15 @@ def drawn(grid: Grid, seed: int, *, most_hosts: int = 5) -> Plan:
         commit_share=rng.choice([0.0, 0.2, 1.0]),
         slow=rng.choice([0.0, 0.0, 0.3]),
         lag_s=rng.choice([0.002, 0.02, 0.2]),
+        opening_s=rng.choice([0.3] * 9 + [30.0]),
         faults=tuple(faults),
         crashes=crashes,
     )
 
 
-def batches(number: int, size: int = 50) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("first", range(0, number, size))
-
-
-def live(grid: Grid, first: int, size: int = 50, **more: int) -> None:
-    """Schedules of consecutive seeds; a failure names its own."""
-    for seed in range(first, first + size):
+def live(grid: Grid, seeds: range, **more: int) -> None:
+    """Schedules of these seeds; a failure names its own."""
+    for seed in seeds:
         try:
             lived_through(drawn(grid, seed, **more), seed)
         except BaseException as error:
@@ -1008,36 +1009,460 @@ def live(grid: Grid, first: int, size: int = 50, **more: int) -> None:
             raise
 
 
-@batches(700)
-def test_cells_alone(first):
-    live(ALONE, first)
+def batches(number: int, size: int = 100) -> pytest.MarkDecorator:
+    seeds = [range(first, first + size) for first in range(0, number, size)]
+    return pytest.mark.parametrize("seeds", seeds, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 
 
 @batches(700)
-def test_two_by_two(first):
-    live(TWO_BY_TWO, first)
+def test_cells_alone_come_through(seeds):
+    live(ALONE, seeds)
+
+
+@batches(900)
+def test_two_by_two_come_through(seeds):
+    live(TWO_BY_TWO, seeds)
+
+
+@batches(300)
+def test_two_grids_at_once_come_through(seeds):
+    live(ROWS, seeds)
 
 
 @batches(200)
-def test_three_by_three(first):
-    live(THREE_BY_THREE, first)
+def test_a_ring_comes_through(seeds):
+    live(RING, seeds)
 
 
-@batches(300)
-def test_a_ring(first):
-    live(RING, first)
+@batches(100)
+def test_three_by_three_come_through(seeds):
+    live(THREE_BY_THREE, seeds)
 
 
-@batches(300)
-def test_two_rings(first):
-    live(ROWS, first)
+@batches(200)
+def test_changing_neighbours_come_through(seeds):
+    live(CHANGING, seeds)
 
 
-@batches(300)
-def test_changing(first):
-    live(CHANGING, first)
+@batches(10, 10)
+def test_five_by_eight_come_through(seeds):
+    live(FIVE_BY_EIGHT, seeds, most_hosts=41)
 
 
-@batches(20, 10)
-def test_five_by_eight(first):
-    live(FIVE_BY_EIGHT, first, 10, most_hosts=40)
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "grid", [ALONE, TWO_BY_TWO, ROWS, RING, THREE_BY_THREE, CHANGING], ids=lambda g: len(g.cells)
+)
+@batches(5_000, 500)
+def test_many_more_come_through(grid, seeds):
+    live(grid, range(10_000 + seeds[0], 10_000 + seeds[-1] + 1))
+
+
+def large(hosts: int, budget_s: float | None, *faults: Fault) -> Plan:
+    kills = [Fault("kill", word="round", nth=nth) for nth in (3, 300, 900, 1_500)]
+    crashes = {"c500": Crash("step", 2, 1), "c77": Crash("fails", 1, 2)}
+    faults = (*kills, Fault("pause", 2.0, length_s=30.0), *faults)
+    return Plan(LARGE, hosts, 2, budget_s=budget_s, faults=faults, crashes=crashes)
+
+
+def test_a_thousand_cells_come_through():
+    world = lived_through(large(200, None), 1)
+    assert set(world.coordinator.outcome.failed) == {"c500", "c77"}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("hosts", [50, 300, 1_000])
+@pytest.mark.parametrize("budget_s", [None, 600.0])
+@pytest.mark.parametrize("what", ["stop", "abandon", "busy"])
+def test_a_thousand_cells_come_through_anything(hosts, budget_s, what):
+    world = lived_through(large(hosts, budget_s, Fault(what, word="round", nth=1_800)), hosts)
+    assert set(world.coordinator.outcome.failed) == {"c500", "c77"}
+
+
+# Single faults, and what comes of them exactly.
+
+
+def test_longest_work_first_and_as_many_at_once_as_there_are_hosts():
+    world = lived_through(Plan(ALONE, 3), 1)
+    assert world.most == 3
+    assert list(world.first_hosted) == list(ALONE.cells)
+    assert len(world.hosts) == 3
+
+
+@pytest.mark.parametrize("where", ["step", "finishing"])
+@pytest.mark.parametrize("words", [True, False])
+@pytest.mark.parametrize("grid", [ALONE, TWO_BY_TWO])
+def test_three_deaths_at_one_step_are_the_end_of_a_cell(grid, where, words):
+    at = (2, 2) if where == "step" else (0, 0)
+    plan = Plan(grid, 6, commit_share=0.0, crashes={"c2": Crash(where, *at, words=words)})
+    world = lived_through(plan, 1)
+    assert world.crashed["c2"] == len(world.desk.told("trainer_died")) == DEATHS_AT_ONE_STEP
+    outcome = world.coordinator.outcome
+    why = "RuntimeError: on purpose" if words else "exit code 70"
+    done = 1 if where == "step" else 3
+    assert outcome.state == "failed"
+    assert outcome.failed == {"c2": f"its trainer died 3 times in round {done + 1}: {why}"}
+    assert outcome.rounds == dict.fromkeys(grid.cells, 3) | {"c2": done}
+    assert world.desk.told("run_finished")[0]["failed"] == ["c2"]
+
+
+@pytest.mark.parametrize("words", [True, False])
+@pytest.mark.parametrize("where", ["step", "opening", "finishing"])
+def test_a_cell_that_its_neighbours_hosts_die_of_is_found_among_them(where, words):
+    """All on one host; one that cannot tell of whom it dies has more lives."""
+    at = (2, 1) if where == "step" else (0, 0)
+    plan = Plan(THREE_BY_THREE, 1, crashes={"c4": Crash(where, *at, times=10, words=words)})
+    world = lived_through(plan, 1)
+    assert set(world.coordinator.outcome.failed) == {"c4"}
+    assert world.crashed["c4"] in (DEATHS_AT_ONE_STEP, DEATHS_WITHOUT_COMMIT)
+
+
+def test_two_deaths_at_one_step_are_not():
+    world = lived_through(Plan(ALONE, 2, crashes={"c2": Crash("step", 2, 2, times=2)}), 1)
+    assert world.coordinator.outcome.state == "finished"
+    assert len(world.desk.told("trainer_died")) == 2
+
+
+def test_a_frozen_cell_that_nobody_can_take_up_ends_the_run():
+    plan = Plan(TWO_BY_TWO, 2, crashes={"c3": Crash("opening")})
+    with pytest.raises(Refused, match=r"^c3: nobody can take it up, 10 trainers died: RuntimeErr"):
+        World(plan, 1).run()
+
+
+def test_a_model_that_nobody_can_write_ends_the_run():
+    kills = [Fault("kill", word="mixture", nth=nth) for nth in (1, 2, 3)]
+    with pytest.raises(Refused, match=r"^writing the model failed 3 times: killed by SIGKILL$"):
+        World(Plan(ALONE, 2, faults=tuple(kills)), 1).run()
+
+
+def test_a_stop_commits_what_is_under_way():
+    world = World(Plan(TWO_BY_TWO, 2, rounds=50, faults=(Fault("stop", 5.0),)), 1)
+    outcome = world.run()
+    assert outcome.state == "stopped"
+    assert world.now < 7
+    assert not world.desk.told("trainer_died")
+    for cell, entry in world.desk.status["cells"].items():
+        assert entry["state"] == "stopped"
+        assert entry["round"] == outcome.rounds[cell] == world.desk.newest(cell).round_ > 0
+
+
+def test_a_stop_does_not_wait_for_who_is_hung():
+    faults = (Fault("pause", 4.0, length_s=FOREVER_S), Fault("stop", 5.0))
+    world = World(Plan(TWO_BY_TWO, 2, rounds=50, faults=faults), 1)
+    assert world.run().state == "stopped"
+    assert 10 < world.now < 13
+
+
+# Messages by hand: two cells that hear each other, "a" and "b", unless it is said otherwise.
+
+
+class Notes:
+    """A run directory that takes everything."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.status: dict[str, Any] = {}
+
+    def append(self, event: str, **fields: Any) -> dict[str, Any]:
+        self.events.append(event)
+        return fields
+
+    def write_status(self, **fields: Any) -> None:
+        self.status |= fields
+
+    def adopt(self, cell: str, pending: Mapping[str, Any]) -> int:
+        return 1
+
+    def trust(self, cell: str, verified: Mapping[str, Any]) -> None: ...
+
+    def adopt_file(self, aside: str, path: str) -> None: ...
+
+    def log(self, cell: str, text: str) -> None:
+        self.events.append(f"log of {cell}: {text}")
+
+
+PAIR = Topology({"a": ("b",), "b": ("a",)})
+
+
+class Talk:
+    """A coordinator, and what it orders as words: "finish a to 1", "close 7"."""
+
+    def __init__(
+        self,
+        topology: Topology = PAIR,
+        *,
+        rounds: int | None = None,
+        budget_s: float | None = None,
+        hosts: int = 2,
+        status: Mapping[str, Any] | None = None,
+    ) -> None:
+        grid = Grid((1, topology))
+        task = Task(grid.cells, grid.groups, grid.around, rounds, budget_s, wall=False, told={})
+        self.desk = Notes()
+        self.now = 100.0
+        self.one = Coordinator(task, self.desk, Watcher(), status or {}, hosts=hosts)
+        self.begun = self._words(self.one.begin(self.now))
+
+    def _words(self, orders: list[Order]) -> list[str]:
+        words = []
+        for order in orders:
+            if isinstance(order, Send):
+                cell = order.message.get("cell")
+                words.append(f"{order.message['is']}{f' {cell}' if cell else ''} to {order.host}")
+            else:
+                words.append(f"{type(order).__name__.lower()} {order[0]}")
+        return words
+
+    def say(self, host: int, kind: str, *files: int, **fields: Any) -> list[str]:
+        message = {"is": kind, "round": 0, "step": 0, "spent_s": 0.0, "reason": "", **fields}
+        return self._words(self.one.heard(host, message, files, self.now))
+
+    def die(self, host: int) -> list[str]:
+        return self._words(self.one.died(host, "killed", self.now))
+
+    def stop(self) -> list[str]:
+        return self._words(self.one.stop("SIGINT", self.now))
+
+    def later(self, seconds: float) -> list[str]:
+        self.now += seconds
+        return self._words(self.one.tick(self.now))
+
+    def beat(self, host: int, working: str | None = None, age_s: float = 0.0) -> list[str]:
+        return self.say(host, "beat", age_s=age_s, longest_s=0.1, working=working)
+
+    def crash(self, host: int, cell: str | None) -> list[str]:
+        return self.say(host, "crashed", cell=cell, text="KeyError", traceback="how")
+
+
+def test_cells_that_hear_each_other_are_shown_to_each_other():
+    talk = Talk(rounds=1)
+    assert talk.begun == ["start 1", "start 2", "host a to 1", "host b to 2"]
+    assert talk.say(1, "opened", 7, cell="a") == ["slot a to 2", "centre a to 2"]
+    assert talk.say(2, "opened", 8, cell="b") == ["slot b to 1", "centre b to 1"]
+    assert talk.say(1, "round", cell="a", round=1) == ["centre a to 2"]
+    assert talk.say(2, "round", cell="b", round=1) == [
+        "centre b to 1",
+        "finish a to 1",
+        "finish b to 2",
+    ]
+    assert talk.say(1, "finished", cell="a", round=1) == ["close 7"]
+    assert talk.say(2, "finished", cell="b", round=1) == ["close 8", "combine to 1"]
+    assert talk.say(1, "mixture", told={}) == ["noted to 1"]
+    assert talk.say(1, "combined") == ["quit to 1", "quit to 2"]
+    assert talk.one.outcome.rounds == {"a": 1, "b": 1}
+
+
+def at_their_end(talk: Talk) -> Talk:
+    for host, cell in ((1, "a"), (2, "b")):
+        talk.say(host, "opened", 6 + host, cell=cell)
+    for host, cell in ((1, "a"), (2, "b")):
+        talk.say(host, "round", cell=cell, round=1, spent_s=5.0)
+    assert talk.one.states == {"a": "finishing", "b": "finishing"}
+    return talk
+
+
+@pytest.mark.parametrize("length", [{"rounds": 1}, {"budget_s": 9.0}])
+def test_a_groups_end_is_decided_once(length):
+    """Whoever is taken up again after that is finished, wherever the others are."""
+    talk = at_their_end(Talk(**length))
+    assert talk.die(1) == ["kill 1", "close 7", "start 3", "host a to 3", "slot b to 3"] + [
+        "centre b to 3"
+    ]
+    assert talk.say(3, "opened", 9, cell="a", round=1) == ["finish a to 3"]
+    talk.say(2, "finished", cell="b", round=1)
+    assert talk.die(3) == ["kill 3", "close 9", "start 4", "host a to 4"]
+    assert talk.say(4, "opened", 10, cell="a", round=1) == ["finish a to 4"]
+    assert talk.say(4, "finished", cell="a", round=1) == ["close 10", "combine to 2"]
+
+
+def test_who_is_finishing_is_shown_nothing_any_more():
+    """Its host may have let it go, and have nothing to compare a slot with."""
+    talk = Talk(ring("abc"), rounds=1, hosts=3)
+    for host, cell in enumerate("abc", 1):
+        talk.say(host, "opened", 6 + host, cell=cell)
+    talk.say(1, "failed", cell="a")
+    for host, cell in ((2, "b"), (3, "c")):
+        talk.say(host, "round", cell=cell, round=1)
+    assert "host a to 4" in talk.die(1)
+    assert talk.say(4, "opened", 10, cell="a") == []
+
+
+def test_a_cell_that_fails_without_a_slot_is_told_frozen_when_it_has_one():
+    talk = Talk(rounds=9)
+    talk.say(1, "opened", 7, cell="a")
+    talk.say(2, "opened", 8, cell="b")
+    for host in (1, 3, 4):
+        said = talk.die(host)
+        assert "frozen a to 2" not in said
+        if host != 4:
+            talk.say(max(3, host + 1) if host > 1 else 3, "opened", 9 + host, cell="a")
+    assert talk.one.states["a"] == "failed"
+    assert talk.say(5, "opened", 20, cell="a") == ["slot a to 2", "centre a to 2", "frozen a to 2"]
+
+
+def test_time_that_is_up_ends_a_cell_once():
+    """At the end of a round, and again a step later: the end was under way."""
+    talk = Talk(isolated("a"), budget_s=4.0, hosts=1)
+    talk.say(1, "opened", cell="a")
+    assert talk.say(1, "round", cell="a", round=1, spent_s=4.5) == ["finish a to 1"]
+    assert talk.say(1, "over", cell="a", spent_s=4.6) == []
+
+
+def test_after_a_stop_nobody_is_sent_on_or_shown_anything():
+    talk = Talk(budget_s=9.0)
+    talk.say(1, "opened", 7, cell="a")
+    talk.say(2, "opened", 8, cell="b")
+    talk.say(1, "round", cell="a", round=1, spent_s=1.0)
+    assert talk.stop() == ["stop to 1", "stop to 2"]
+    assert talk.say(2, "round", cell="b", round=1, spent_s=1.0) == ["centre b to 1"]
+    assert talk.say(1, "stopped", cells={"a": (1, 1.0)}) == ["close 7"]
+    assert talk.say(2, "stopped", cells={"b": (1, 1.0)}) == ["close 8", "quit to 1", "quit to 2"]
+    assert talk.one.outcome.state == "stopped"
+
+
+def test_a_cell_that_opens_after_a_stop_is_not_shown():
+    talk = Talk(rounds=9)
+    talk.say(1, "opened", 7, cell="a")
+    talk.stop()
+    assert talk.say(2, "opened", 8, cell="b") == []
+
+
+def test_time_that_is_up_after_a_stop_ends_nothing():
+    talk = Talk(isolated("a"), budget_s=4.0, hosts=1)
+    talk.say(1, "opened", cell="a")
+    talk.stop()
+    assert talk.say(1, "over", cell="a", spent_s=4.6) == []
+
+
+def test_a_grid_goes_on_round_by_round_once_all_have_opened():
+    status = {"a": {"round": 2, "spent_s": 3.0}, "b": {"round": 2, "spent_s": 3.0}}
+    talk = Talk(budget_s=9.0, status=status)
+    talk.say(1, "opened", 7, cell="a", round=2, spent_s=3.0)
+    said = talk.say(2, "opened", 8, cell="b", round=2, spent_s=3.0)
+    assert said == ["slot b to 1", "centre b to 1", "until a to 1", "until b to 2"]
+    assert talk.say(1, "round", cell="a", round=3, spent_s=4.0) == ["centre a to 2"]
+    said = talk.say(2, "round", cell="b", round=3, spent_s=4.5)
+    assert said == ["centre b to 1", "until a to 1", "until b to 2"]
+
+
+def test_what_a_failed_cell_has_spent_is_spent():
+    talk = Talk(budget_s=9.0)
+    talk.say(1, "opened", 7, cell="a")
+    talk.say(2, "opened", 8, cell="b")
+    talk.say(1, "failed", cell="a", spent_s=8.0)
+    assert "finish b to 2" in talk.say(2, "round", cell="b", round=1, spent_s=1.5)
+
+
+def test_two_grids_share_a_budget():
+    pairs = Topology({"a": ("b",), "b": ("a",), "c": ("d",), "d": ("c",)})
+    grid = Grid((1, pairs))
+    task = Task(grid.cells, grid.groups, grid.around, None, 60.0, wall=False, told={})
+    orders = Coordinator(task, Notes(), Watcher(), {}, hosts=2).begin(0.0)
+    hosted = [one.message for one in orders if isinstance(one, Send)]
+    assert [(one["cell"], one["share_s"]) for one in hosted] == [(key, 30.0) for key in "abcd"]
+
+
+def test_a_cell_alone_is_taken_up_beside_a_frozen_one():
+    mixed = Topology({"a": ("b",), "b": ("a",), "c": ()})
+    talk = Talk(mixed, rounds=1, hosts=1)
+    talk.say(1, "opened", cell="a")
+    talk.say(1, "opened", cell="b")
+    talk.say(1, "failed", cell="a")
+    assert talk.say(1, "round", cell="b", round=1) == ["finish b to 1"]
+    assert talk.say(1, "finished", cell="b", round=1) == ["host c to 1"]
+
+
+def test_a_trainer_may_break_down_before_it_trains():
+    talk = Talk(rounds=1, hosts=1)
+    talk.say(1, "opened", cell="a")
+    assert talk.crash(1, None) == []
+    assert talk.desk.events[-1] == "log of b: how"
+    assert talk.die(1) == ["kill 1", "start 2", "host a to 2", "host b to 2"]
+
+
+def test_a_trainer_may_break_down_over_a_cell_that_it_let_go():
+    talk = Talk(isolated("ab"), rounds=1, hosts=1)
+    talk.say(1, "opened", cell="a")
+    talk.say(1, "round", cell="a", round=1)
+    assert talk.say(1, "finished", cell="a", round=1) == ["host b to 1"]
+    talk.crash(1, "a")
+    assert talk.die(1) == ["kill 1", "start 2", "host b to 2"]
+    assert talk.one.states == {"a": "finished", "b": "opening"}
+
+
+def test_deaths_while_a_cell_is_taken_up_are_not_deaths_at_its_last_step():
+    talk = Talk(isolated("a"), rounds=9, hosts=1)
+    talk.say(1, "opened", cell="a")
+    for host in range(1, DEATHS_WITHOUT_COMMIT):
+        assert f"host a to {host + 1}" in talk.die(host)
+    assert talk.die(DEATHS_WITHOUT_COMMIT) == [f"kill {DEATHS_WITHOUT_COMMIT}"]
+    assert talk.one.outcome.state == "failed"
+
+
+def test_when_all_have_failed_nobody_is_started_any_more():
+    talk = Talk(rounds=9, hosts=1)
+    talk.say(1, "opened", cell="a")
+    talk.say(1, "opened", cell="b")
+    talk.say(1, "failed", cell="a")
+    for host in (1, 2):
+        talk.die(host)
+        talk.say(host + 1, "opened", cell="a")
+        talk.say(host + 1, "opened", cell="b")
+    assert talk.die(3) == ["kill 3"]
+    assert talk.one.outcome.failed.keys() == {"a", "b"}
+
+
+def test_who_takes_long_to_take_up_the_next_cell_is_not_hung():
+    talk = Talk(isolated("ab"), rounds=1, hosts=1)
+    talk.say(1, "opened", cell="a")
+    talk.say(1, "step", cell="a", round=1, step=1, steps=1, fraction=0.5)
+    talk.say(1, "round", cell="a", round=1)
+    assert talk.say(1, "finished", cell="a", round=1) == ["host b to 1"]
+    for _ in range(int(OPENING_S) - 1):
+        talk.beat(1)
+        assert talk.later(1.0) == []
+    talk.beat(1)
+    talk.later(1.0)
+    talk.beat(1)
+    assert talk.later(1.0) == ["kill 1", "start 2", "host b to 2"]
+
+
+def test_who_waits_for_others_is_not_hung_and_who_stands_still_is():
+    talk = Talk(rounds=9)
+    talk.say(1, "opened", 7, cell="a")
+    talk.say(2, "opened", 8, cell="b")
+    talk.say(2, "step", cell="b", round=1, step=1, steps=9, fraction=0.1)
+    for second in range(int(SILENCE_S) + 1):
+        talk.beat(1)
+        talk.beat(2, "b", age_s=float(second))
+        assert talk.later(1.0) == []
+    talk.beat(1)
+    talk.beat(2, "b", age_s=SILENCE_S + 1)
+    assert talk.later(0.2)[:2] == ["kill 2", "close 8"]
+
+
+def test_after_the_end_nothing_changes():
+    talk = Talk(isolated("a"), rounds=1, hosts=1)
+    talk.say(1, "opened", cell="a")
+    talk.say(1, "round", cell="a", round=1)
+    talk.say(1, "finished", cell="a", round=1)
+    assert talk.stop() == ["stop to 1", "quit to 1"]
+    events, status = list(talk.desk.events), dict(talk.desk.status)
+    assert talk.say(1, "mixture", told={}) == []
+    assert talk.say(1, "combined", 5) == ["close 5"]
+    assert talk.later(1000.0) == []
+    assert talk.die(1) == ["kill 1"]
+    assert (talk.desk.events, talk.desk.status) == (events, status)
+    assert talk.one.outcome.state == "stopped"
+
+
+def test_a_run_that_was_done_is_combined_again():
+    done = {"state": "finished", "round": 3, "spent_s": 1.0, "budget_s": None}
+    talk = Talk(rounds=3, status={"a": done, "b": done})
+    assert talk.begun == ["start 1", "combine to 1"]
+
+
+def test_bad_input_ends_the_run():
+    with pytest.raises(Refused, match=r"^no such file$") as error:
+        Talk(rounds=1).say(1, "refused", code=2, text="no such file")
+    assert error.value.code == 2
