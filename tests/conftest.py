@@ -9,3 +9,8 @@ import torch
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones first: processes that share the files out then end at about the same time."""
+    items.sort(key=lambda item: "recovery" not in item.path.parts)

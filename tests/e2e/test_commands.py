@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -75,15 +76,20 @@ def test_without_a_command_the_help_is_shown_and_the_code_says_so(
     assert f"Usage: manege {command}".rstrip() in done.err
 
 
-def test_help_comes_at_once(manege_process: Command) -> None:
-    best = 99.0
-    for _ in range(10):
-        start = time.perf_counter()
-        assert manege_process("--help").code == 0
-        best = min(best, time.perf_counter() - start)
-        if best < 0.3:
-            return
-    pytest.fail(f"manege --help takes {best:.2f} s")
+def test_help_comes_at_once() -> None:
+    """It costs little more than the library that prints it. CPU time: others are at work too."""
+    parsing, helping = (
+        min(_cpu_seconds(*words) for _ in range(5))
+        for words in (("-c", "import typer"), ("-m", "manege", "--help"))
+    )
+    assert helping < 2.5 * parsing
+
+
+def _cpu_seconds(*words: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.mark.parametrize(

@@ -188,9 +188,12 @@ class _Host:
     heard_at: float = 0.0
     asked_at: float = 0.0
     """When it was last given a cell, or opened one."""
+    idle_at: float = 0.0
+    """When it was last heard to have nothing to do."""
     working: str | None = None
+    broke_over: str | None = None
+    """The cell that it named when it broke down, and what it said."""
     words: str | None = None
-    """What it said of its breakdown."""
     longest_s: float = 0.0
     stepped: bool = False
     combines: bool = False
@@ -402,7 +405,8 @@ class Coordinator:
 
     def _hear_commit(self, host: _Host, cell: _Cell, message: Mapping[str, Any]) -> None:
         num_bytes = self._desk.adopt(cell.key, message["pending"])
-        cell.deaths.clear()
+        if cell.state == "running":  # What it may still train while it is to end is no progress.
+            cell.deaths.clear()
         cell.spent_s = float(message["spent_s"])
         self._emit(
             "commit",
@@ -464,9 +468,9 @@ class Coordinator:
         """The trainer will die of it; it may not have come to train a cell, or have let it go."""
         host.words = str(message["text"])
         if message["cell"] in host.cells:
-            host.working = str(message["cell"])
+            host.broke_over = str(message["cell"])
             place = (int(message["round"]), int(message["step"]))
-            self._cells[host.working].place = place
+            self._cells[host.broke_over].place = place
         guilty = self._guilty(host, [self._cells[key] for key in host.cells])
         if guilty is not None:
             self._desk.log(guilty.key, str(message["traceback"]))
@@ -481,8 +485,12 @@ class Coordinator:
 
     def _hear_beat(self, host: _Host, message: Mapping[str, Any]) -> None:
         host.longest_s = max(host.longest_s, float(message["longest_s"]))
-        host.working = message.get("working") or host.working
-        age_s = float(message["age_s"])
+        if message["working"] is None:
+            host.idle_at = self._now
+        elif message["working"] in host.cells:
+            host.working = str(message["working"])
+        # It may have waited long before it began.
+        age_s = min(float(message["age_s"]), self._now - host.idle_at)
         if any(self._cells[key].state == "opening" for key in host.cells):
             age_s = max(age_s, self._now - host.asked_at)
         if age_s > self._bound(host):
@@ -629,6 +637,8 @@ class Coordinator:
 
     def _guilty(self, host: _Host, lost: Sequence[_Cell]) -> _Cell | None:
         """The cell over which a trainer died; None when that cannot be known."""
+        if host.broke_over in host.cells:
+            return self._cells[host.broke_over]
         working = self._cells[host.working] if host.working in host.cells else None
         if working is not None and working.state == "running":
             return working

@@ -116,6 +116,8 @@ class Plan:
     """The share of hosts that are ten times slower."""
     lag_s: float = 0.02
     opening_s: float = 0.3
+    waits: bool = True
+    """Whether cells wait for their neighbours' last round, or take what there is."""
     faults: tuple[Fault, ...] = ()
     crashes: Mapping[str, Crash] = field(default_factory=dict)
 
@@ -202,10 +204,11 @@ class Desk:
         steps = 1 if len(self._world.grid.group[cell]) > 1 else self._world.plan.commit_rounds
         assert last.round_ <= new.round_ <= last.round_ + steps, (last, new)
         assert (new.round_, new.step, new.final) > (last.round_, last.step, last.final), (last, new)
-        if not self._world.failed:
+        if self._world.plan.waits and not self._world.failed:
             assert new.value == self._world.grid.centre(cell, new.round_)
         self.commits[cell].append(new)
-        self._world.deaths[cell] = 0
+        if cell not in self._world.ending:
+            self._world.deaths[cell] = 0
         return 100
 
     def newest(self, cell: str) -> Commit | None:
@@ -307,7 +310,8 @@ class FakeHost:
         self.alive = True
         self.given_up = False
         self.speed = 10.0 if world.rng.random() < world.plan.slow else 1.0
-        self.mail: list[tuple[dict[str, Any], tuple[int, ...]]] = []
+        self.mail: deque[tuple[dict[str, Any], tuple[int, ...]]] = deque()
+        self.backlog: deque[tuple[dict[str, Any], tuple[int, ...]]] = deque()
         self.outbox: deque[tuple[dict[str, Any], tuple[int, ...]]] = deque()
         self.mail_at = self.heard_at = 0.0
         """When the last message arrives, here and there."""
@@ -396,34 +400,42 @@ class FakeHost:
         yield self.world.rng.uniform(0.02, 0.2)
         self.beat()
         while not self.quits:
-            yield from self._handle_all()
-            if not self.quits and not (yield from self._work()):
+            self.backlog += self.mail
+            self.mail.clear()
+            while self.backlog:
+                yield from self._handle(*self.backlog.popleft())
+            if not self.quits and not (yield from self._work()) and not self.backlog:
                 yield None
-
-    def _handle_all(self) -> Life:
-        batch, self.mail = self.mail, []
-        for message, files in batch:
-            yield from self._handle(message, files)
 
     def _listen(self) -> Life:
         if not self.mail:
             yield None
-        yield from self._handle_all()
+        while self.mail:
+            message, files = self.mail.popleft()
+            if message["is"] == "adopted":
+                yield from self._handle(message, files)
+            else:
+                self.backlog.append((message, files))
 
     def _handle(self, message: dict[str, Any], files: tuple[int, ...]) -> Life:
         cell = message.get("cell", "")
+        if message["is"] in ("until", "finish") and cell not in self.here:
+            self.world.misled.append((self.number, message))
+            return
+        self.working = cell or None
         match message["is"]:
             case "host":
                 yield from self._take_up(cell, message)
             case "until":
-                self._own(cell, message).until = message["round"]
+                self.here[cell].until = message["round"]
             case "finish":
-                yield from self._finish(self._own(cell, message), message["reason"])
+                yield from self._finish(self.here[cell], message["reason"])
             case "adopted":
                 self.unadopted.discard(cell)
             case "slot":
                 if not self.here:
-                    raise self._misled(message)
+                    self.world.misled.append((self.number, message))
+                    raise Crashed("StopIteration")
                 self._known(cell).slot = self.world.slots[files[0]]
             case "centre":
                 known = self._known(cell)
@@ -443,15 +455,6 @@ class FakeHost:
                 self.quits = True
             case other:
                 raise AssertionError(other)
-
-    def _own(self, cell: str, message: dict[str, Any]) -> Hosted:
-        if cell not in self.here:
-            raise self._misled(message)
-        return self.here[cell]
-
-    def _misled(self, message: dict[str, Any]) -> Crashed:
-        self.world.misled.append((self.number, message))
-        return Crashed(f"KeyError: {message}")
 
     def _known(self, cell: str) -> Elsewhere:
         return self.elsewhere.setdefault(cell, Elsewhere())
@@ -546,9 +549,8 @@ class FakeHost:
         hosted = self.active or self._next()
         if hosted is None:
             self.working = None
-            return False
-        if self.working is None:
             self.stepped_at = self.world.now
+            return False
         self.active, self.working = hosted, hosted.cell
         try:
             yield from self._step(hosted)
@@ -572,6 +574,8 @@ class FakeHost:
             return False
         near = self.world.grid.neighbours
         neighbours = near(hosted.cell, hosted.round_ + 1)
+        if not self.world.plan.waits:
+            return all(self._has_shown(cell, 0) for cell in neighbours)
         if hosted.round_ > 0:
             # Also who heard it in the last round: only two centres are kept.
             neighbours = (*neighbours, *near(hosted.cell, hosted.round_))
@@ -586,6 +590,11 @@ class FakeHost:
         hosted.inbox, hosted.looks_at = [], []
         for cell in world.grid.neighbours(hosted.cell, round_ + 1):
             here = self.here.get(cell)
+            if not world.plan.waits:
+                slot = None if here is not None else self.elsewhere[cell].slot
+                assert here is not None or slot is not None, "nobody knows where the centre is"
+                assert slot is None or slot.places != [None, None]
+                continue
             if here is not None:
                 behind = here.round_ == round_ + 1
                 found = (round_, here.previous) if behind else (here.round_, here.value)
@@ -617,7 +626,9 @@ class FakeHost:
             self._tell("step", cell=hosted.cell, fraction=0.5, **place)
         if ended:
             for slot, round_, value in hosted.looks_at:
-                assert slot.read(round_) == (round_, value), "overwritten while it was read"
+                # Nobody minds what one reads that was given up.
+                unchanged = slot.read(round_) == (round_, value)
+                assert unchanged or self.given_up, "overwritten while it was read"
             own, hosted.previous = hosted.value, hosted.value
             hosted.round_, hosted.step = hosted.round_ + 1, 0
             assert hosted.inbox is not None
@@ -636,7 +647,7 @@ class FakeHost:
             self._tell("over", cell=hosted.cell, spent_s=hosted.spent_s)
 
     def _show(self, hosted: Hosted) -> None:
-        if hosted.slot is not None:
+        if hosted.slot is not None and self.world.plan.waits:
             between = hosted.round_ - 1
             readers = (
                 cell
@@ -647,6 +658,7 @@ class FakeHost:
             )
             if not all(self._has_shown(cell, between) for cell in readers):
                 return
+        if hosted.slot is not None:
             hosted.slot.write(hosted.round_, hosted.value)
         hosted.shown = True
         self._tell("round", cell=hosted.cell, round=hosted.round_, spent_s=hosted.spent_s)
@@ -692,7 +704,8 @@ class World:
         self.grid = plan.grid
         self.desk = Desk(self)
         self.deaths: Counter[str] = Counter()
-        """Of a cell's hosts, since its last commit."""
+        """Of a cell's hosts, since its last commit before its end."""
+        self.ending: set[str] = set()
         self.misled: list[tuple[int, dict[str, Any]]] = []
         """Messages about cells that a host does not have."""
         self.faults = list(plan.faults)
@@ -732,7 +745,7 @@ class World:
         self.tick()
         while self.coordinator.outcome is None and not self.abandoned:
             self.now, turn, event = heapq.heappop(self.heap)
-            assert self.now - began < LONG_S and turn < MANY, "it does not end"
+            assert max((self.now - began) / LONG_S, turn / MANY) < 1, "it does not end"
             event()
         if self.coordinator.outcome is not None:
             self._check_end(self.coordinator.outcome)
@@ -820,10 +833,13 @@ class World:
             holder = self.holder.get(cell)
             assert holder is None or holder.given_up
             self.holder[cell] = host
+            self.ending.discard(cell)
             self.first_hosted[cell] = None
             if len(self.grid.groups) > 1:
                 held = sum(not one.given_up for one in self.holder.values())
                 self.most = max(self.most, held)
+        elif message["is"] == "finish":
+            self.ending.add(message["cell"])
         host.mail_at = max(host.mail_at, self.now + self.delay())
         self.at(host.mail_at, lambda: host.get(message, files) if host.alive else None)
 
@@ -994,6 +1010,7 @@ def drawn(grid: Grid, seed: int, *, most_hosts: int = 5) -> Plan:
         slow=rng.choice([0.0, 0.0, 0.3]),
         lag_s=rng.choice([0.002, 0.02, 0.2]),
         opening_s=rng.choice([0.3] * 9 + [30.0]),
+        waits=rng.random() < 0.8,
         faults=tuple(faults),
         crashes=crashes,
     )
@@ -1111,10 +1128,12 @@ def test_three_deaths_at_one_step_are_the_end_of_a_cell(grid, where, words):
 def test_a_cell_that_its_neighbours_hosts_die_of_is_found_among_them(where, words):
     """All on one host; one that cannot tell of whom it dies has more lives."""
     at = (2, 1) if where == "step" else (0, 0)
-    plan = Plan(THREE_BY_THREE, 1, crashes={"c4": Crash(where, *at, times=10, words=words)})
+    told = DEATHS_AT_ONE_STEP if words else DEATHS_WITHOUT_COMMIT
+    times = told if where == "opening" else ALWAYS
+    plan = Plan(THREE_BY_THREE, 1, crashes={"c4": Crash(where, *at, times, words)})
     world = lived_through(plan, 1)
     assert set(world.coordinator.outcome.failed) == {"c4"}
-    assert world.crashed["c4"] in (DEATHS_AT_ONE_STEP, DEATHS_WITHOUT_COMMIT)
+    assert world.crashed["c4"] < 2 * DEATHS_WITHOUT_COMMIT
 
 
 def test_two_deaths_at_one_step_are_not():
@@ -1125,7 +1144,7 @@ def test_two_deaths_at_one_step_are_not():
 
 def test_a_frozen_cell_that_nobody_can_take_up_ends_the_run():
     plan = Plan(TWO_BY_TWO, 2, crashes={"c3": Crash("opening")})
-    with pytest.raises(Refused, match=r"^c3: nobody can take it up, 10 trainers died: RuntimeErr"):
+    with pytest.raises(Refused, match=r"^c3: nobody can take it up, 3 trainers died: RuntimeError"):
         World(plan, 1).run()
 
 
@@ -1265,9 +1284,7 @@ def at_their_end(talk: Talk) -> Talk:
 def test_a_groups_end_is_decided_once(length):
     """Whoever is taken up again after that is finished, wherever the others are."""
     talk = at_their_end(Talk(**length))
-    assert talk.die(1) == ["kill 1", "close 7", "start 3", "host a to 3", "slot b to 3"] + [
-        "centre b to 3"
-    ]
+    assert talk.die(1)[:4] == ["kill 1", "close 7", "start 3", "host a to 3"]
     assert talk.say(3, "opened", 9, cell="a", round=1) == ["finish a to 3"]
     talk.say(2, "finished", cell="b", round=1)
     assert talk.die(3) == ["kill 3", "close 9", "start 4", "host a to 4"]
@@ -1291,13 +1308,11 @@ def test_a_cell_that_fails_without_a_slot_is_told_frozen_when_it_has_one():
     talk = Talk(rounds=9)
     talk.say(1, "opened", 7, cell="a")
     talk.say(2, "opened", 8, cell="b")
-    for host in (1, 3, 4):
-        said = talk.die(host)
-        assert "frozen a to 2" not in said
-        if host != 4:
-            talk.say(max(3, host + 1) if host > 1 else 3, "opened", 9 + host, cell="a")
+    for host, fresh in ((1, 3), (3, 4), (4, 5)):
+        assert "frozen a to 2" not in talk.die(host)
+        said = talk.say(fresh, "opened", 20 + fresh, cell="a")
     assert talk.one.states["a"] == "failed"
-    assert talk.say(5, "opened", 20, cell="a") == ["slot a to 2", "centre a to 2", "frozen a to 2"]
+    assert said == ["slot a to 2", "centre a to 2", "frozen a to 2"]
 
 
 def test_time_that_is_up_ends_a_cell_once():
@@ -1418,13 +1433,11 @@ def test_who_takes_long_to_take_up_the_next_cell_is_not_hung():
     talk.say(1, "step", cell="a", round=1, step=1, steps=1, fraction=0.5)
     talk.say(1, "round", cell="a", round=1)
     assert talk.say(1, "finished", cell="a", round=1) == ["host b to 1"]
-    for _ in range(int(OPENING_S) - 1):
+    for _ in range(int(OPENING_S) + 1):
         talk.beat(1)
         assert talk.later(1.0) == []
     talk.beat(1)
-    talk.later(1.0)
-    talk.beat(1)
-    assert talk.later(1.0) == ["kill 1", "start 2", "host b to 2"]
+    assert talk.later(0.2) == ["kill 1", "start 2", "host b to 2"]
 
 
 def test_who_waits_for_others_is_not_hung_and_who_stands_still_is():
@@ -1439,6 +1452,44 @@ def test_who_waits_for_others_is_not_hung_and_who_stands_still_is():
     talk.beat(1)
     talk.beat(2, "b", age_s=SILENCE_S + 1)
     assert talk.later(0.2)[:2] == ["kill 2", "close 8"]
+
+
+def test_who_begins_after_a_long_wait_is_not_hung():
+    """A trainer's step seems as old as its wait."""
+    talk = Talk(rounds=9)
+    talk.say(1, "opened", 7, cell="a")
+    talk.say(1, "step", cell="a", round=1, step=1, steps=9, fraction=0.1)
+    for _ in range(60):
+        talk.beat(1)
+        assert talk.later(1.0) == []
+    talk.beat(1, "a", age_s=60.0)
+    assert talk.later(1.0) == []
+
+
+def test_a_trainer_dies_of_its_own_cells_only():
+    """Handling a message, it may name a cell that another has."""
+    talk = Talk(ring("abcd"), rounds=9)
+    for cell in "ab":
+        talk.say(1, "opened", cell=cell)
+    talk.beat(1, "b")
+    for working in ("c", None):
+        talk.beat(1, working)
+    orders = talk.one.died(1, "killed", talk.now)
+    hosted = [
+        one.message for one in orders if isinstance(one, Send) and one.message["is"] == "host"
+    ]
+    assert [(one["cell"], one["watched"]) for one in hosted] == [("a", False), ("b", True)]
+
+
+def test_what_is_trained_while_a_cell_is_to_end_is_no_progress():
+    talk = Talk(isolated("a"), budget_s=4.0, hosts=1)
+    commit = {"seconds": 0.1, "pending": {}}
+    for host in range(1, DEATHS_WITHOUT_COMMIT + 1):
+        talk.say(host, "opened", cell="a", round=host, spent_s=5.0)
+        talk.say(host, "commit", cell="a", round=host + 1, spent_s=5.0, **commit)
+        talk.say(host, "round", cell="a", round=host + 1, spent_s=5.0)
+        talk.die(host)
+    assert talk.one.outcome.state == "failed"
 
 
 def test_after_the_end_nothing_changes():
