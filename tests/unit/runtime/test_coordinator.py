@@ -1148,6 +1148,18 @@ def test_a_frozen_cell_that_nobody_can_take_up_ends_the_run():
         World(plan, 1).run()
 
 
+def test_a_frozen_cell_is_taken_up_as_often_as_need_be():
+    talk = Talk(rounds=9)
+    talk.say(1, "opened", 7, cell="a")
+    talk.say(2, "opened", 8, cell="b")
+    talk.say(1, "failed", cell="a")
+    talk.die(1)
+    for host in range(3, 60, 2):
+        assert f"host a to {host + 1}" in talk.die(host)
+        talk.say(host + 1, "opened", host + 1, cell="a")
+        talk.die(host + 1)
+
+
 def test_a_model_that_nobody_can_write_ends_the_run():
     kills = [Fault("kill", word="mixture", nth=nth) for nth in (1, 2, 3)]
     with pytest.raises(Refused, match=r"^writing the model failed 3 times: killed by SIGKILL$"):
@@ -1366,6 +1378,15 @@ def test_what_a_failed_cell_has_spent_is_spent():
     talk.say(2, "opened", 8, cell="b")
     talk.say(1, "failed", cell="a", spent_s=8.0)
     assert "finish b to 2" in talk.say(2, "round", cell="b", round=1, spent_s=1.5)
+
+
+def test_a_round_that_was_begun_is_ended_whoever_fails_meanwhile():
+    talk = Talk(budget_s=9.0)
+    talk.say(1, "opened", 7, cell="a")
+    talk.say(2, "opened", 8, cell="b")
+    assert talk.say(1, "failed", cell="a", spent_s=10.0) == ["frozen a to 2"]
+    said = talk.say(2, "round", cell="b", round=1, spent_s=1.5)
+    assert said == ["finish b to 2"]
 
 
 def test_two_grids_share_a_budget():
