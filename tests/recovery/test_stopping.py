@@ -36,6 +36,7 @@ ROUNDS = 60
 def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MANEGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("MANEGE_RUNTIME", "inline")  # The other one: test_local.py.
         yield
 
 

@@ -186,16 +186,15 @@ class _Host:
     number: int
     cells: dict[str, None] = field(default_factory=dict)
     heard_at: float = 0.0
-    asked_at: float = 0.0
-    """When it was last given a cell, or opened one."""
-    idle_at: float = 0.0
-    """When it was last heard to have nothing to do."""
+    moved_at: float = 0.0
+    """When it was last seen to get on, to have nothing to do, or was given something."""
     working: str | None = None
     broke_over: str | None = None
     """The cell that it named when it broke down, and what it said."""
     words: str | None = None
     longest_s: float = 0.0
     stepped: bool = False
+    """Whether it has trained since it was given something else to do."""
     combines: bool = False
     stopped: bool = False
 
@@ -279,6 +278,8 @@ class Coordinator:
         kind = str(message["is"])
         if kind == "refused":
             raise Refused(int(message["code"]), str(message["text"]))
+        if kind != "beat":
+            host.moved_at = now
         if kind == "crashed":
             self._hear_crashed(host, message)
         elif message.get("cell") is not None:
@@ -375,7 +376,6 @@ class Coordinator:
         if message.get("verified") is not None:
             self._desk.trust(cell.key, message["verified"])
         cell.slot = files
-        host.asked_at = self._now
         if cell.frozen:
             cell.deaths.clear()
         if cell.state == "opening":
@@ -485,17 +485,17 @@ class Coordinator:
 
     def _hear_beat(self, host: _Host, message: Mapping[str, Any]) -> None:
         host.longest_s = max(host.longest_s, float(message["longest_s"]))
-        if message["working"] is None:
-            host.idle_at = self._now
-        elif message["working"] in host.cells:
+        opens = any(self._cells[key].place is None for key in host.cells)
+        if message["working"] in host.cells:
             host.working = str(message["working"])
-        # It may have waited long before it began.
-        age_s = min(float(message["age_s"]), self._now - host.idle_at)
-        if any(self._cells[key].state == "opening" for key in host.cells):
-            age_s = max(age_s, self._now - host.asked_at)
-        if age_s > self._bound(host):
+        elif not opens:
+            host.moved_at = self._now
+        # A step seems as old as the wait before it.
+        began_at = 0.0 if opens else self._now - float(message["age_s"])
+        since = max(began_at, host.moved_at)
+        if self._now - since > self._bound(host):
             # It beats, but does not get on: counts as silence.
-            host.heard_at = self._now - age_s
+            host.heard_at = since
 
     # Decisions.
 
@@ -536,7 +536,7 @@ class Coordinator:
             cell.state = "failed"
         cell.host = host.number
         host.cells[cell.key] = None
-        host.asked_at, host.stepped = self._now, False
+        host.moved_at, host.stepped = self._now, False
         if cell.share_s is None and self._task.budget_s is not None:
             share_s = self._budget_share(cell.group, self._task.budget_s)
             for key in cell.group:
@@ -617,7 +617,9 @@ class Coordinator:
         cell.state = "finishing"
         if len(cell.group) > 1:
             cell.ending = reason
-        self._send(self._hosts[cell.host], "finish", cell=cell.key, reason=reason)
+        host = self._hosts[cell.host]
+        host.moved_at, host.stepped = self._now, False
+        self._send(host, "finish", cell=cell.key, reason=reason)
 
     def _fail(self, cell: _Cell, reason: str) -> None:
         """Give a cell up; to its neighbours it stays what it last showed."""

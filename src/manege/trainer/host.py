@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -154,7 +154,8 @@ class Host:
         cell = str(message.get("cell", ""))
         if message["is"] in ("until", "finish", "release") and cell not in self._here:
             return  # It failed or was let go while this was on its way.
-        self.working = cell or None
+        if message["is"] in ("host", "finish"):
+            self.working = cell
         match message["is"]:
             case "host":
                 self._take_up(cell, message)
@@ -228,9 +229,9 @@ class Host:
         known = self._known(cell)
         if known.slot is not None:
             known.slot.close()  # A round that reads it may still do so.
-        mine = next(one.run.state for one in self._here.values())
-        assert isinstance(mine, GridState)
-        known.slot = Slot.attach(file, lengths_of(_arrays(mine.centre)))
+        mine = next((one.run.state for one in self._here.values()), None)
+        if isinstance(mine, GridState):  # Else nobody is left here to look at it.
+            known.slot = Slot.attach(file, lengths_of(_arrays(mine.centre)))
         os.close(file)
 
     def _known(self, cell: str) -> _Elsewhere:
@@ -261,7 +262,8 @@ class Host:
         run = hosted.run
         if hosted.cells > 1:
             # Its neighbours go on with its centre, which may never have been saved.
-            run.commit()
+            with suppress(CellFailed):
+                run.commit()
             hosted.frozen, hosted.steps = True, None
             self._active = None if self._active is hosted else self._active
         else:
@@ -309,6 +311,8 @@ class Host:
             self._idle_since = self._idle_since or time.monotonic()
             self.stepped_at = time.monotonic()
             return False
+        if self._idle_since is not None:
+            self.stepped_at = time.monotonic()  # Waiting was no step.
         self._active, self.working = hosted, hosted.run.cell
         try:
             self._step(hosted)
@@ -333,8 +337,13 @@ class Host:
         if hosted.until is not None and hosted.round_ >= hosted.until:
             return False
         neighbours = self._method.neighbours(hosted.run.cell, hosted.round_ + 1)
-        wanted = hosted.round_ if self._method.waits() else 0
-        return all(self._has_shown(cell, wanted) for cell in neighbours)
+        if not self._method.waits():
+            return all(self._has_shown(cell, 0) for cell in neighbours)
+        if hosted.round_ > 0:
+            # Those of the last round too: one that is behind may need the centre before the last
+            # again, and after the next round it would be gone.
+            neighbours += self._method.neighbours(hosted.run.cell, hosted.round_)
+        return all(self._has_shown(cell, hosted.round_) for cell in neighbours)
 
     def _has_shown(self, cell: str, round_: int) -> bool:
         """Whether a cell has shown its centre of a round, or will show no other."""

@@ -1148,18 +1148,6 @@ def test_a_frozen_cell_that_nobody_can_take_up_ends_the_run():
         World(plan, 1).run()
 
 
-def test_a_frozen_cell_is_taken_up_as_often_as_need_be():
-    talk = Talk(rounds=9)
-    talk.say(1, "opened", 7, cell="a")
-    talk.say(2, "opened", 8, cell="b")
-    talk.say(1, "failed", cell="a")
-    talk.die(1)
-    for host in range(3, 60, 2):
-        assert f"host a to {host + 1}" in talk.die(host)
-        talk.say(host + 1, "opened", host + 1, cell="a")
-        talk.die(host + 1)
-
-
 def test_a_model_that_nobody_can_write_ends_the_run():
     kills = [Fault("kill", word="mixture", nth=nth) for nth in (1, 2, 3)]
     with pytest.raises(Refused, match=r"^writing the model failed 3 times: killed by SIGKILL$"):
@@ -1327,6 +1315,18 @@ def test_a_cell_that_fails_without_a_slot_is_told_frozen_when_it_has_one():
     assert said == ["slot a to 2", "centre a to 2", "frozen a to 2"]
 
 
+def test_a_frozen_cell_is_taken_up_as_often_as_need_be():
+    talk = Talk(rounds=9)
+    talk.say(1, "opened", 7, cell="a")
+    talk.say(2, "opened", 8, cell="b")
+    talk.say(1, "failed", cell="a")
+    talk.die(1)
+    for host in range(3, 60, 2):
+        assert f"host a to {host + 1}" in talk.die(host)
+        talk.say(host + 1, "opened", host + 1, cell="a")
+        talk.die(host + 1)
+
+
 def test_time_that_is_up_ends_a_cell_once():
     """At the end of a round, and again a step later: the end was under way."""
     talk = Talk(isolated("a"), budget_s=4.0, hosts=1)
@@ -1459,6 +1459,19 @@ def test_who_takes_long_to_take_up_the_next_cell_is_not_hung():
         assert talk.later(1.0) == []
     talk.beat(1)
     assert talk.later(0.2) == ["kill 1", "start 2", "host b to 2"]
+
+
+def test_who_opens_or_finishes_many_cells_is_not_hung():
+    """Its last step lies far back, yet it gets on."""
+    talk = Talk(ring("abcd"), rounds=1, hosts=1)
+    began = talk.now
+    for word, fields in (("opened", {}), ("round", {"round": 1}), ("finished", {"round": 1})):
+        for cell in "abcd":
+            for _ in range(100):
+                assert talk.later(1.0) == []
+                talk.beat(1, cell, age_s=talk.now - began)
+            talk.say(1, word, cell=cell, **fields)
+    assert not talk.desk.events.count("trainer_died")
 
 
 def test_who_waits_for_others_is_not_hung_and_who_stands_still_is():
