@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -14,7 +16,10 @@ from manege.errors import ConfigError
 
 if TYPE_CHECKING:
     from manege.config import RunConfig
+    from manege.progress import Bars, Lines
     from manege.runtime.coordinator import Outcome
+    from manege.runtime.local import Manner
+    from manege.stopping import StopSignals
 
 Workers = Annotated[
     str,
@@ -55,24 +60,18 @@ def start(config: RunConfig, out: Path | None, runtime: Runtime, workers: str) -
     """A new run, with progress on standard error."""
     command = shlex.join(["manege", *sys.argv[1:]])
     count = _count(workers)
-    from manege.progress import counter, for_this_terminal
-    from manege.stopping import StopSignals
-
-    with StopSignals() as stop, for_this_terminal() as watcher:
+    with _shown() as (watcher, stop):
         if _is_local(runtime):
             from manege.runtime import local
 
-            manner = local.Manner(
-                count, watcher, watcher.say, counter("feature network: seen"), stop
-            )
-            done: Any = local.start_run(config, out=out, command=command, manner=manner)
-        else:
-            from manege import api
+            manner = _manner(count, watcher, stop)
+            return Done(*local.start_run(config, out=out, command=command, manner=manner))
+        from manege import api
 
-            done = api.start_run(
-                config, out=out, watcher=watcher, say=watcher.say, stop=stop, command=command
-            )
-    return Done(done.path, done.config, done.outcome)
+        done = api.start_run(
+            config, out=out, watcher=watcher, say=watcher.say, stop=stop, command=command
+        )
+        return Done(done.path, done.config, done.outcome)
 
 
 def go_on(
@@ -80,24 +79,35 @@ def go_on(
 ) -> Done:
     """The same for a run that is there already."""
     count = _count(workers)
-    from manege.progress import counter, for_this_terminal
-    from manege.stopping import StopSignals
-
-    with StopSignals() as stop, for_this_terminal() as watcher:
+    with _shown() as (watcher, stop):
         if _is_local(runtime):
             from manege.runtime import local
 
-            manner = local.Manner(
-                count, watcher, watcher.say, counter("feature network: seen"), stop
-            )
-            done: Any = local.continue_run(path, rounds=rounds, budget_s=budget, manner=manner)
-        else:
-            from manege import api
+            manner = _manner(count, watcher, stop)
+            return Done(*local.continue_run(path, rounds=rounds, budget_s=budget, manner=manner))
+        from manege import api
 
-            done = api.continue_run(
-                path, rounds=rounds, budget_s=budget, watcher=watcher, say=watcher.say, stop=stop
-            )
-    return Done(done.path, done.config, done.outcome)
+        done = api.continue_run(
+            path, rounds=rounds, budget_s=budget, watcher=watcher, say=watcher.say, stop=stop
+        )
+        return Done(done.path, done.config, done.outcome)
+
+
+@contextmanager
+def _shown() -> Iterator[tuple[Bars | Lines, StopSignals]]:
+    """Progress on standard error, and signals noted, while inside."""
+    from manege.progress import for_this_terminal
+    from manege.stopping import StopSignals
+
+    with StopSignals() as stop, for_this_terminal() as watcher:
+        yield watcher, stop
+
+
+def _manner(workers: int | None, watcher: Bars | Lines, stop: StopSignals) -> Manner:
+    from manege.progress import counter
+    from manege.runtime.local import Manner
+
+    return Manner(workers, watcher, watcher.say, counter("feature network: seen"), stop)
 
 
 def _count(workers: str) -> int | None:

@@ -446,11 +446,6 @@ class Coordinator:
         self._feed()
         self._end_if_done()
 
-    def _hear_released(self, host: _Host, cell: _Cell, message: Mapping[str, Any]) -> None:
-        self._let_go(cell)
-        cell.state = "waiting"
-        self._host_cell(cell, self._least_loaded())
-
     def _hear_stopped(self, host: _Host, message: Mapping[str, Any]) -> None:
         for key, (round_, spent_s) in message["cells"].items():
             cell = self._cells[key]
@@ -681,9 +676,6 @@ class Coordinator:
     def _lose_slot(self, cell: _Cell) -> None:
         self._orders += [Close(file) for file in cell.slot]
         cell.slot = ()
-
-    def _least_loaded(self) -> _Host:
-        return min(self._hosts.values(), key=lambda host: (len(host.cells), host.number))
 
     def _end_if_done(self) -> None:
         """See to the end of the run, when nothing is left to train."""

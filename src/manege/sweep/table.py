@@ -230,11 +230,26 @@ def _markdown(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _scale_distances(axes: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis; an estimate below zero, of a distance that is nothing, has its place."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = min(values), max(values)
+    if low <= 0:
+        axes.set_xscale("symlog", linthresh=10.0 ** np.ceil(np.log10(max(-low, high / 1e4))))
+        return
+    axes.set_xscale("log")
+    # Over many decades more labels than one for each would run into each other.
+    subs = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
 def _plot(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> bytes:
     """Every seed a point, the median a bar: kernel distance and coverage."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     shown = sorted(
         (row for row in rows if row.values.get("kid")), key=lambda row: median(row.values["kid"])
@@ -255,12 +270,7 @@ def _plot(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> bytes:
         axes.set_yticks(range(len(shown)), [row.recipe for row in shown])
     distance = figure.axes[0]
     distance.invert_yaxis()
-    distance.set_xscale("log")
-    low, high = distance.get_xlim()
-    # Over many decades more labels than one for each would run into each other.
-    distance.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else None))
-    distance.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    distance.xaxis.set_minor_locator(NullLocator())
+    _scale_distances(distance, [value for row in shown for value in row.values["kid"]])
     title = f"{plan.data}: {', '.join(plan.classes)}; {plan.budget_s:g} CPU s a class"
     figure.suptitle(title)
     buffer = io.BytesIO()

@@ -152,7 +152,7 @@ class Host:
     def handle(self, message: Mapping[str, Any], files: tuple[int, ...] = ()) -> None:
         """Do what a message says."""
         cell = str(message.get("cell", ""))
-        if message["is"] in ("until", "finish", "release") and cell not in self._here:
+        if message["is"] in ("until", "finish") and cell not in self._here:
             return  # It failed or was let go while this was on its way.
         if message["is"] in ("host", "finish"):
             self.working = cell
@@ -163,9 +163,6 @@ class Host:
                 self._here[cell].until = message["round"]
             case "finish":
                 self._finish(self._here[cell], str(message["reason"]))
-            case "release":
-                self._drop(self._here[cell])
-                self._tell("released", cell=cell)
             case "adopted":
                 self._unadopted.discard(cell)
             case "slot":
