@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from manege.runtime.coordinator import Place
+    from manege.runtime.orders import Place
 
 _LINE_EVERY_S = 5.0
 _COUNT_EVERY_S = 0.5

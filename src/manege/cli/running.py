@@ -17,8 +17,8 @@ from manege.errors import ConfigError
 if TYPE_CHECKING:
     from manege.config import RunConfig
     from manege.progress import Bars, Lines
-    from manege.runtime.coordinator import Outcome
     from manege.runtime.local import Manner
+    from manege.runtime.orders import Outcome
     from manege.stopping import StopSignals
 
 Workers = Annotated[

@@ -21,9 +21,10 @@ from manege.config import RunConfig, to_yaml
 from manege.errors import EXIT_MACHINE, EXIT_STOPPED, ConfigError, MachineError, ManegeError
 from manege.rundir import RunDir
 from manege.runtime.channel import Channel, Garbled, Gone
-from manege.runtime.coordinator import (
+from manege.runtime.coordinator import Coordinator
+from manege.runtime.desk import RunDesk
+from manege.runtime.orders import (
     Close,
-    Coordinator,
     Kill,
     Order,
     Outcome,
@@ -33,7 +34,6 @@ from manege.runtime.coordinator import (
     Task,
     Watcher,
 )
-from manege.runtime.desk import RunDesk
 
 _POLL_S = 0.1
 _SERVER = "manege.trainer.server"
