@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from manege import failpoints
+from manege import failpoints, machine
 from manege.config import RunConfig, to_yaml
 from manege.errors import EXIT_MACHINE, EXIT_STOPPED, ConfigError, MachineError, ManegeError
 from manege.rundir import RunDir
@@ -89,6 +89,7 @@ def continue_run(
 
 
 def _carried_out(request: Mapping[str, Any], manner: Manner) -> Finished:
+    machine.allow_many_files()
     with _Server.start() as server:
         failpoints.only_for(None)
         prepared = server.prepare(request, manner)
@@ -101,10 +102,16 @@ def _carried_out(request: Mapping[str, Any], manner: Manner) -> Finished:
 
 
 def choose_workers(cells: int, threads: int, bytes_each: int) -> tuple[int, str]:
-    """How many trainers suit this machine, and why."""
-    cores = len(os.sched_getaffinity(0))
+    """How many trainers suit this machine, and why.
+
+    Args:
+        cells: how many there are to train.
+        threads: that each trainer uses.
+        bytes_each: that a trainer was seen to start with.
+    """
+    cores = machine.cores()
     by_cores = max(1, cores // threads)
-    by_memory = max(1, _available_bytes() // max(1, bytes_each))
+    by_memory = max(1, machine.free_bytes() // max(1, bytes_each))
     workers = min(by_cores, by_memory, cells)
     if workers == cells:
         why = f"{cells} to train"
@@ -113,13 +120,6 @@ def choose_workers(cells: int, threads: int, bytes_each: int) -> tuple[int, str]
     else:
         why = f"memory for {by_memory}, {bytes_each >> 20} MB each"
     return workers, why
-
-
-def _available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 1 << 40
 
 
 class _Server:
