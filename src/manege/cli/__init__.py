@@ -12,6 +12,7 @@ from pathlib import Path
 
 import typer
 
+from manege.cli import job
 from manege.errors import EXIT_INPUT, EXIT_MACHINE, ManegeError
 
 EXIT_INTERRUPTED = 130
@@ -22,6 +23,11 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A path need not be text; it is shown escaped, as standard error does.
         sys.stdout.reconfigure(errors="backslashreplace")
+    job.run(_command)
+
+
+def _command() -> int:
+    """Run it and see to its last output; the exit code."""
     code = _run()
     try:
         sys.stdout.flush()
@@ -31,7 +37,7 @@ def main() -> None:
         if code != EXIT_MACHINE and not isinstance(error, BrokenPipeError):
             _complain(f"standard output: {error.strerror}; the result is lost", code)
         code = EXIT_MACHINE
-    sys.exit(code)
+    return code
 
 
 def _run() -> int:
@@ -68,7 +74,7 @@ def _app() -> typer.Typer:
 
 
 def _complain(text: str, code: int) -> int:
-    sys.stderr.write(f"manege: {text}\n")
+    job.complain(text)
     return code
 
 

@@ -158,7 +158,7 @@ def train(
         Path | None, typer.Option(help="Run directory to make; else runs/NNNN-….")
     ] = None,
     workers: running.Workers = "auto",
-    runtime: running.Where = running.Runtime.LOCAL,
+    runtime: running.Where = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the full configuration and stop.")
     ] = False,
@@ -222,7 +222,7 @@ def resume(
     rounds: Annotated[int | None, typer.Option(help="New total of rounds.")] = None,
     budget: Annotated[str | None, typer.Option(help="New total of training time.")] = None,
     workers: running.Workers = "auto",
-    runtime: running.Where = running.Runtime.LOCAL,
+    runtime: running.Where = None,
     json_: Json = False,
 ) -> None:
     """Go on with a run that was stopped, killed, or is to become longer.

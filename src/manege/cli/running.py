@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from manege.cli import job
 from manege.errors import ConfigError
 
 if TYPE_CHECKING:
     from manege.config import RunConfig
     from manege.progress import Bars, Lines
-    from manege.runtime.local import Manner
     from manege.runtime.orders import Outcome
+    from manege.runtime.serving import Manner
     from manege.stopping import StopSignals
 
 Workers = Annotated[
@@ -43,29 +44,40 @@ class Runtime(StrEnum):
 
     LOCAL = "local"
     INLINE = "inline"
+    MPI = "mpi"
 
 
 Where = Annotated[
-    Runtime,
+    Runtime | None,
     typer.Option(
         "--runtime",
         envvar="MANEGE_RUNTIME",
         help="local: trainers as processes, started again when they die; inline: all in this "
-        "process. The result is the same.",
+        "process; mpi: on the other ranks of the job, under mpiexec. The result is the same.",
+        show_default="mpi under mpiexec, else local",
     ),
 ]
 
 
-def start(config: RunConfig, out: Path | None, runtime: Runtime, workers: str) -> Done:
+def start(config: RunConfig, out: Path | None, runtime: Runtime | None, workers: str) -> Done:
     """A new run, with progress on standard error."""
     command = shlex.join(["manege", *sys.argv[1:]])
     count = _count(workers)
     with _shown() as (watcher, stop):
-        if _is_local(runtime):
-            from manege.runtime import local
+        match _chosen(runtime):
+            case Runtime.MPI:
+                from manege.runtime import ranks
 
-            manner = _manner(count, watcher, stop)
-            return Done(*local.start_run(config, out=out, command=command, manner=manner))
+                manner = _manner(count, watcher, stop)
+                world = job.world()
+                return Done(
+                    *ranks.start_run(world, config, out=out, command=command, manner=manner)
+                )
+            case Runtime.LOCAL:
+                from manege.runtime import local
+
+                manner = _manner(count, watcher, stop)
+                return Done(*local.start_run(config, out=out, command=command, manner=manner))
         from manege import api
 
         done = api.start_run(
@@ -75,16 +87,27 @@ def start(config: RunConfig, out: Path | None, runtime: Runtime, workers: str) -
 
 
 def go_on(
-    path: Path, rounds: int | None, budget: str | None, runtime: Runtime, workers: str
+    path: Path, rounds: int | None, budget: str | None, runtime: Runtime | None, workers: str
 ) -> Done:
     """The same for a run that is there already."""
     count = _count(workers)
     with _shown() as (watcher, stop):
-        if _is_local(runtime):
-            from manege.runtime import local
+        match _chosen(runtime):
+            case Runtime.MPI:
+                from manege.runtime import ranks
 
-            manner = _manner(count, watcher, stop)
-            return Done(*local.continue_run(path, rounds=rounds, budget_s=budget, manner=manner))
+                manner = _manner(count, watcher, stop)
+                world = job.world()
+                return Done(
+                    *ranks.continue_run(world, path, rounds=rounds, budget_s=budget, manner=manner)
+                )
+            case Runtime.LOCAL:
+                from manege.runtime import local
+
+                manner = _manner(count, watcher, stop)
+                return Done(
+                    *local.continue_run(path, rounds=rounds, budget_s=budget, manner=manner)
+                )
         from manege import api
 
         done = api.continue_run(
@@ -105,7 +128,7 @@ def _shown() -> Iterator[tuple[Bars | Lines, StopSignals]]:
 
 def _manner(workers: int | None, watcher: Bars | Lines, stop: StopSignals) -> Manner:
     from manege.progress import counter
-    from manege.runtime.local import Manner
+    from manege.runtime.serving import Manner
 
     return Manner(workers, watcher, watcher.say, counter("feature network: seen"), stop)
 
@@ -118,6 +141,8 @@ def _count(workers: str) -> int | None:
     return int(workers)
 
 
-def _is_local(runtime: Runtime) -> bool:
+def _chosen(runtime: Runtime | None) -> Runtime:
     """Elsewhere than on Linux there are no files without names to show centres in."""
-    return runtime is Runtime.LOCAL and sys.platform == "linux"
+    if runtime is Runtime.MPI or (runtime is None and job.is_joined()):
+        return Runtime.MPI
+    return Runtime.INLINE if runtime is Runtime.INLINE or sys.platform != "linux" else Runtime.LOCAL

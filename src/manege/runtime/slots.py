@@ -199,6 +199,35 @@ def lengths_of(arrays: Iterable[np.ndarray]) -> Lengths:
     return tuple(found)
 
 
+def stated_lengths(file: int) -> Lengths:
+    """Of the arrays in somebody's slot, as it says itself; `attach` checks the rest."""
+    stated = os.pread(file, _HEADER.size + _MAX_ARRAYS * _ARRAY.size, 0)
+    if len(stated) < _HEADER.size or not stated.startswith(_MAGIC):
+        raise ValueError("not a slot: it does not start like one")
+    _, _, num_arrays = _HEADER.unpack_from(stated)
+    pairs = list(_ARRAY.iter_unpack(stated[_HEADER.size :][: num_arrays * _ARRAY.size]))
+    if num_arrays > _MAX_ARRAYS or len(pairs) < num_arrays:
+        raise ValueError(f"a slot of {num_arrays} arrays; expected {_MAX_ARRAYS} at most")
+    return _checked([(kind.rstrip(b"\0").decode("ascii"), length) for kind, length in pairs])
+
+
+def payload_bytes(lengths: Lengths) -> int:
+    """Of one round's arrays, end to end."""
+    return sum(np.dtype(kind).itemsize * length for kind, length in lengths)
+
+
+def split(payload: np.ndarray, lengths: Lengths) -> list[np.ndarray]:
+    """The arrays that lie end to end in bytes; ValueError unless there are exactly so many."""
+    if len(payload) != payload_bytes(lengths):
+        raise ValueError(f"{len(payload)} bytes; expected {payload_bytes(lengths)}")
+    arrays, at = [], 0
+    for name, length in lengths:
+        kind = np.dtype(name)
+        arrays.append(payload[at : at + length * kind.itemsize].view(kind))
+        at += length * kind.itemsize
+    return arrays
+
+
 def _checked(lengths: Sequence[tuple[str, int]]) -> Lengths:
     """With types as numpy spells them."""
     if len(lengths) > _MAX_ARRAYS:

@@ -1,0 +1,181 @@
+"""The agent: the main loop of every rank but the first; it carries, it does not compute.
+
+It has a trainer server, forks its trainers there and carries messages between them and rank 0,
+and centres between them and the agents of other ranks. No torch, and no decisions.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from manege import failpoints, machine
+from manege.errors import EXIT_MACHINE, ManegeError
+from manege.runtime.channel import Garbled, Gone
+from manege.runtime.mirrors import Mirrors, Shown
+from manege.runtime.mpi import World
+from manege.runtime.serving import LOST_EARLY, Manner, Prepared, Server, prepared_of
+from manege.runtime.trainers import Died, Said, Trainers
+from manege.stopping import StopSignals
+
+_SHORT_S, _LONG_S = 0.001, 0.005
+"""A nap between two looks at what other ranks sent, after one that found something and later."""
+_ABOUT_OTHERS = ("slot", "centre", "frozen")
+
+
+def serve(world: World) -> int:
+    """Carry until the job's end; the exit code that rank 0 says."""
+    machine.allow_many_files()
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopSignals())
+        server = stack.enter_context(Server(apart=True))
+        failpoints.only_for(None)
+        return _Agent(world, server, stop).serve()
+
+
+class _Agent:
+    def __init__(self, world: World, server: Server, stop: StopSignals) -> None:
+        self._world = world
+        self._server = server
+        self._stop = stop
+        self._signalled = False
+        self._refused = False
+        self._bound_to: Prepared | None = None
+        self._trainers: Trainers | None = None
+        """Once the server is bound."""
+        self._shown = Shown(world, world.rank, world.size)
+        self._mirrors = Mirrors(world, world.size, self._give)
+        self._code: int | None = None
+
+    def serve(self) -> int:
+        nap_s = _SHORT_S
+        while self._code is None:
+            try:
+                nap_s = _SHORT_S if self._read() else min(_LONG_S, 1.2 * nap_s)
+                self._listen(nap_s)
+            except ManegeError as error:
+                self._refuse(error.exit_code, str(error))
+            if not self._signalled and (name := self._stop()):
+                self._signalled = True
+                self._world.post(0, {"is": "signal", "name": name})
+        if self._trainers is not None:
+            self._trainers.await_end()
+            self._trainers.close()
+        else:
+            self._server.process.kill()  # Whatever it is at.
+        return self._code
+
+    def _read(self) -> bool:
+        """Do what letters say; whether there were any."""
+        found = False
+        for rank, content in self._world.poll():
+            found = True
+            if isinstance(content, np.ndarray):
+                self._mirrors.fill(content)
+            else:
+                self._obey(rank, content)
+        return found
+
+    def _listen(self, timeout_s: float) -> None:
+        """Hand on what the server and trainers say within that time."""
+        if self._trainers is not None and not self._refused:
+            for heard in self._trainers.hear(timeout_s):
+                self._hand_on(heard)
+            return
+        self._server.channel.wait(timeout_s)
+        if self._refused:
+            return
+        try:
+            received = self._server.channel.receive()
+        except (Gone, Garbled):
+            self._refuse(EXIT_MACHINE, LOST_EARLY)
+            return
+        for message, _ in received:
+            self._world.post(0, message)
+            if message["is"] == "bound":
+                assert self._bound_to is not None
+                self._trainers = Trainers(self._server, self._bound_to, _quietly())
+
+    def _refuse(self, code: int, text: str) -> None:
+        """Nothing more can be done here: rank 0 ends the job."""
+        self._refused = True
+        self._world.post(0, {"is": "refused", "code": code, "text": text})
+
+    def _obey(self, rank: int, message: dict[str, Any]) -> None:
+        match message["is"]:
+            case "prepare":
+                self._server.channel.send(message)
+            case "bind":
+                self._bound_to = prepared_of(message)
+                self._server.channel.send(message)
+            case "start":
+                self._known.start(int(message["host"]))
+            case "tell":
+                self._tell(int(message["host"]), message["message"], message["slots"])
+            case "kill":
+                self._known.drop(int(message["host"]))
+                self._mirrors.look_away(int(message["host"]))
+            case "follow":
+                self._shown.follow(int(message["slot"]), rank)
+            case "unfollow":
+                self._shown.unfollow(int(message["slot"]), rank)
+            case "holds":
+                lengths = tuple((str(kind), int(length)) for kind, length in message["lengths"])
+                self._mirrors.hold(int(message["slot"]), lengths)
+            case "filled":
+                self._mirrors.filled(int(message["slot"]))
+            case "forget":
+                self._shown.forget(int(message["slot"]))
+            case "end":
+                self._code = int(message["code"])
+            case other:
+                raise ValueError(f"an agent knows no message {other!r}")
+
+    def _tell(self, host: int, message: dict[str, Any], slots: list[int]) -> None:
+        if message["is"] == "host":
+            self._mirrors.look_away(host, str(message["cell"]))
+        if message["is"] not in _ABOUT_OTHERS:
+            self._give(host, message, ())
+        elif not slots:
+            self._mirrors.tell(host, message)
+        elif (number := int(slots[0])) % self._world.size != self._world.rank:
+            self._mirrors.tell(host, message, number)
+        else:
+            # A trainer of this rank shows it: its own memory will do.
+            self._mirrors.look_away(host, str(message["cell"]))
+            file = self._shown.file(number)
+            if file is not None:
+                self._give(host, message, (file,))
+
+    def _give(self, host: int, message: dict[str, Any], files: tuple[int, ...]) -> None:
+        self._known.send(host, message, files)
+
+    def _hand_on(self, heard: Said | Died) -> None:
+        if isinstance(heard, Died):
+            self._world.post(0, {"is": "dead", "host": heard.host, "how": heard.how})
+            return
+        host, message, files = heard
+        numbers = [self._shown.add(host, str(message["cell"]), file) for file in files]
+        if message["is"] == "round":
+            # Before it is told of, so that it is there, or under way.
+            self._shown.shows(host, str(message["cell"]), int(message["round"]))
+        self._world.post(0, {"is": "said", "host": host, "message": message, "slots": numbers})
+
+    @property
+    def _known(self) -> Trainers:
+        assert self._trainers is not None, "told of trainers before there can be any"
+        return self._trainers
+
+
+class _Nobody:
+    """Looks on and sees nothing."""
+
+    def event(self, event: dict[str, Any]) -> None: ...
+
+    def step(self, cell: str, place: object, fraction: float) -> None: ...
+
+
+def _quietly() -> Manner:
+    return Manner(None, _Nobody(), lambda text: None, None, lambda: None)

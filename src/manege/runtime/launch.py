@@ -1,0 +1,34 @@
+"""Whether this process is one of several that an MPI launcher started, told by its environment.
+
+Without asking MPI: ordinary runs never load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_RANKS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # Not SLURM_NTASKS, which a batch script sees too, outside of any step.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+class Seat(NamedTuple):
+    """A rank and the number of ranks, as the launcher says."""
+
+    rank: int
+    size: int
+
+
+def seat(environ: Mapping[str, str]) -> Seat | None:
+    """This process's place among several; None for one alone."""
+    for rank, size in _RANKS:
+        values = environ.get(rank, ""), environ.get(size, "")
+        if all(value.isdecimal() for value in values):
+            found = Seat(int(values[0]), int(values[1]))
+            return found if found.size > 1 else None
+    return None

@@ -1,0 +1,146 @@
+"""The MPI runtime's rank 0: the coordinator's messages to the agents of all other ranks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manege import failpoints, machine
+from manege.config import RunConfig
+from manege.runtime.carrying import Finished, carry_out, new_run, old_run
+from manege.runtime.mpi import Letter, World
+from manege.runtime.orders import Task
+from manege.runtime.serving import (
+    Manner,
+    Prepared,
+    answer,
+    binding,
+    bound_of,
+    prepared_of,
+    preparing,
+    refusal,
+)
+from manege.runtime.trainers import Died, Said
+
+_NAP_S = 0.002
+
+
+def start_run(
+    world: World, config: RunConfig, *, out: Path | None, command: str, manner: Manner
+) -> Finished:
+    """A new run on the other ranks of the job."""
+    return _carried_out(world, new_run(config, out, command), manner)
+
+
+def continue_run(
+    world: World,
+    path: Path,
+    *,
+    rounds: int | None,
+    budget_s: float | str | None,
+    manner: Manner,
+) -> Finished:
+    """Go on with a run on the other ranks of the job."""
+    return _carried_out(world, old_run(path, rounds, budget_s), manner)
+
+
+def _carried_out(world: World, request: Mapping[str, Any], manner: Manner) -> Finished:
+    machine.allow_many_files()
+    failpoints.only_for(None)
+    return carry_out(request, _Ranks(world, manner), manner)
+
+
+class _Ranks:
+    """Carries messages to and from trainers of other ranks; files are the numbers of slots."""
+
+    def __init__(self, world: World, manner: Manner) -> None:
+        self._world = world
+        self._manner = manner._replace(stop=self.stopped_by)
+        self._own_stop = manner.stop
+        self._signal: str | None = None
+        self._letters: deque[Letter] = deque()
+        self._where: dict[int, int] = {}
+        """The rank of every trainer."""
+        self._load = dict.fromkeys(range(1, world.size), 0)
+
+    def prepare(self, request: Mapping[str, Any]) -> Prepared:
+        self._world.post(1, preparing(request))
+        return prepared_of(answer(self._receive, "prepared", self._manner))
+
+    def bind(self, prepared: Prepared) -> tuple[Task, int]:
+        for rank in self._load:
+            self._world.post(rank, binding(prepared))
+        answers = [answer(self._receive, "bound", self._manner) for _ in self._load]
+        workers = self._manner.workers
+        if workers is None:
+            workers = len(self._load)
+            self._manner.say(f"workers: {workers} (ranks besides the coordinator's)")
+        return bound_of(answers[0]).task, workers
+
+    def start(self, host: int) -> None:
+        rank = min(self._load, key=self._load.__getitem__)
+        self._where[host] = rank
+        self._load[rank] += 1
+        self._world.post(rank, {"is": "start", "host": host})
+
+    def send(self, host: int, message: dict[str, Any], files: tuple[int, ...]) -> None:
+        if host in self._where:
+            letter = {"is": "tell", "host": host, "message": message, "slots": files}
+            self._world.post(self._where[host], letter)
+
+    def drop(self, host: int) -> None:
+        rank = self._where.pop(host, None)
+        if rank is not None:
+            self._load[rank] -= 1
+            self._world.post(rank, {"is": "kill", "host": host})
+
+    def forget(self, file: int) -> None:
+        self._world.post(file % self._world.size, {"is": "forget", "slot": file})
+
+    def hear(self, timeout_s: float) -> Iterator[Said | Died]:
+        deadline = time.monotonic() + timeout_s
+        while not self._letters and time.monotonic() < deadline:
+            self._letters.extend(self._world.poll())
+            if not self._letters:
+                time.sleep(_NAP_S)
+        while self._letters:
+            message = self._next()
+            match message["is"]:
+                case "said":
+                    yield Said(message["host"], message["message"], tuple(message["slots"]))
+                case "dead":
+                    yield Died(message["host"], message["how"])
+                case "refused":
+                    raise refusal(int(message["code"]), str(message["text"]))
+
+    def stopped_by(self) -> str | None:
+        return self._own_stop() or self._signal
+
+    def await_end(self) -> None:
+        """Agents do, when they are told the exit code."""
+
+    def _receive(self) -> list[dict[str, Any]]:
+        """The next letter before the run begins, if there is one."""
+        self._letters.extend(self._world.poll())
+        if not self._letters:
+            time.sleep(_NAP_S)
+            return []
+        return [self._next()]
+
+    def _next(self) -> dict[str, Any]:
+        content = self._letters.popleft().content
+        assert not isinstance(content, np.ndarray), "nobody shows the coordinator a centre"
+        if content["is"] == "signal":
+            self._signal = str(content["name"])
+        return content
+
+
+def dismiss(world: World, code: int) -> None:
+    """Tell all agents that the job ends, and how."""
+    for rank in range(1, world.size):
+        world.post(rank, {"is": "end", "code": code})

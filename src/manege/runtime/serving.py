@@ -1,0 +1,157 @@
+"""The trainer server as seen by those who start it, and what is asked of it before a run begins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from manege.config import RunConfig
+from manege.errors import EXIT_MACHINE, EXIT_STOPPED, ConfigError, MachineError
+from manege.runtime.channel import Channel, Gone
+from manege.runtime.orders import Task, Watcher
+
+_POLL_S = 0.1
+_SERVER = "manege.trainer.server"
+_END_S = 5.0
+
+
+class Prepared(NamedTuple):
+    """A run that can begin."""
+
+    path: Path
+    config: RunConfig
+
+
+class Manner(NamedTuple):
+    """How a run is carried out and shown."""
+
+    workers: int | None
+    """Trainers at the same time; None chooses."""
+    watcher: Watcher
+    say: Callable[[str], None]
+    show: Callable[[int, int], None] | None
+    """Shows how far the feature network's training is."""
+    stop: Callable[[], str | None]
+    """The name of a signal that came, or None."""
+
+
+class Bound(NamedTuple):
+    """What there is to do, and the bytes a trainer starts with."""
+
+    task: Task
+    bytes_each: int
+
+
+class Server:
+    """The trainer server's process, and the channel to it."""
+
+    def __init__(self, *, apart: bool = False) -> None:
+        """A new one; `apart`: signals to this process's group do not reach it."""
+        self._apart = apart
+        self.process, self.channel = self._started()
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], Channel]:
+        ours, theirs = Channel.pair()
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", _SERVER, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                process_group=0 if self._apart else None,
+            )
+        finally:
+            theirs.close()
+        return process, ours
+
+    def replace(self) -> None:
+        """Another one, in the place of one that died."""
+        self.__exit__()
+        self.process, self.channel = self._started()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object = None, *exc: object) -> None:
+        self.channel.close()
+        if kind is not None:
+            self.process.kill()  # Whatever it is at; its children die with it.
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def prepare(self, request: Mapping[str, Any], manner: Manner) -> Prepared:
+        """The run's directory, made or opened by the server."""
+        self.channel.send(preparing(request))
+        return prepared_of(answer(self._receive, "prepared", manner))
+
+    def bind(self, prepared: Prepared, manner: Manner) -> Bound:
+        """Have it load what all trainers have in common."""
+        self.channel.send(binding(prepared))
+        return bound_of(answer(self._receive, "bound", manner))
+
+    def _receive(self) -> Iterable[dict[str, Any]]:
+        self.channel.wait(_POLL_S)
+        try:
+            return [message for message, _ in self.channel.receive()]
+        except Gone:
+            raise MachineError(LOST_EARLY) from None
+
+
+LOST_EARLY = "the trainer server died while preparing the run; see its words above, and try again"
+
+
+def answer(
+    receive: Callable[[], Iterable[dict[str, Any]]], wanted: str, manner: Manner
+) -> dict[str, Any]:
+    """What a server answers at last, what it says before being shown; raises what it refuses."""
+    while True:
+        if stopped_by := manner.stop():
+            raise KeyboardInterrupt(stopped_by)
+        for message in receive():
+            match message["is"]:
+                case "say":
+                    manner.say(str(message["text"]))
+                case "count" if manner.show is not None:
+                    manner.show(int(message["done"]), int(message["total"]))
+                case "refused":
+                    raise refusal(int(message["code"]), str(message["text"]))
+                case kind if kind == wanted:
+                    return message
+
+
+def preparing(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Asks a server for a run directory."""
+    return {"is": "prepare", **request}
+
+
+def prepared_of(message: Mapping[str, Any]) -> Prepared:
+    """What it answered."""
+    return Prepared(Path(message["path"]), RunConfig.model_validate(message["config"]))
+
+
+def binding(prepared: Prepared) -> dict[str, Any]:
+    """Asks a server to load what all trainers have in common."""
+    config = prepared.config.model_dump(mode="json")
+    return {"is": "bind", "path": str(prepared.path), "config": config}
+
+
+def bound_of(message: Mapping[str, Any]) -> Bound:
+    """What it answered."""
+    task = dict(message["task"])
+    task["cells"] = tuple(task["cells"])
+    task["groups"] = tuple(tuple(group) for group in task["groups"])
+    task["around"] = {cell: tuple(others) for cell, others in task["around"].items()}
+    return Bound(Task(**task), int(message["bytes"]))
+
+
+def refusal(code: int, text: str) -> BaseException:
+    """The error for a refusal that came as a message."""
+    if code == EXIT_STOPPED:
+        return KeyboardInterrupt(text)
+    return MachineError(text) if code == EXIT_MACHINE else ConfigError(text)

@@ -1,0 +1,163 @@
+"""The trainers of one machine: forked by its trainer server, heard over their channels.
+
+Starts them, gives them messages and hands on what they say and how they die; who they are and
+what becomes of it is for others to decide.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from manege.errors import MachineError
+from manege.runtime.channel import Channel, Garbled, Gone
+from manege.runtime.serving import Manner, Prepared, Server
+
+_END_S = 5.0
+_LOST_SERVERS = 3
+
+
+class Said(NamedTuple):
+    """A trainer's message; the files are the hearer's to close."""
+
+    host: int
+    message: dict[str, Any]
+    files: tuple[int, ...]
+
+
+class Died(NamedTuple):
+    """A trainer is dead."""
+
+    host: int
+    how: str
+
+
+class Trainers:
+    """Those under way, and the server that forks them."""
+
+    def __init__(self, server: Server, prepared: Prepared, manner: Manner) -> None:
+        """None yet.
+
+        Args:
+            server: bound; replaced when it dies.
+            prepared: what it is bound to.
+            manner: how another one is asked, should this one die.
+        """
+        self._server = server
+        self._prepared = prepared
+        self._manner = manner
+        self._channels: dict[int, Channel] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(server.channel.fileno(), selectors.EVENT_READ, 0)
+        self._lost_servers = 0
+
+    def start(self, host: int) -> None:
+        """Start one, under this number."""
+        ours, theirs = Channel.pair()
+        self._channels[host] = ours
+        self._selector.register(ours.fileno(), selectors.EVENT_READ, host)
+        with suppress(Gone):
+            self._server.channel.send({"is": "fork", "host": host}, [theirs.fileno()])
+        theirs.close()
+
+    def send(self, host: int, message: dict[str, Any], files: Sequence[int] = ()) -> None:
+        """Give one a message, if it is there."""
+        if host in self._channels:
+            # Of its death we hear from the server.
+            with suppress(Gone):
+                self._channels[host].send(message, files)
+
+    def drop(self, host: int) -> None:
+        """Make sure that one is dead, and listen to it no more."""
+        channel = self._channels.pop(host, None)
+        if channel is None:
+            return
+        self._unwatch(channel)
+        channel.close()
+        with suppress(Gone):
+            self._server.channel.send({"is": "kill", "host": host})
+
+    def hear(self, timeout_s: float) -> Iterator[Said | Died]:
+        """What comes within that time, one by one: what is done about it may change the rest."""
+        for channel in self._channels.values():
+            if channel.wants_write:
+                with suppress(Gone):
+                    channel.flush()
+        for key, _ in self._selector.select(timeout_s):
+            if key.data == 0:
+                yield from self._hear_server()
+            elif key.data in self._channels:
+                yield from self._hear_trainer(key.data)
+
+    def await_end(self) -> None:
+        """They were told to quit, and have a while for it."""
+        deadline = time.monotonic() + _END_S
+        for channel in self._channels.values():
+            with suppress(Gone, Garbled):
+                channel.flush(max(0.0, deadline - time.monotonic()))
+                while time.monotonic() < deadline:
+                    channel.wait(deadline - time.monotonic())
+                    for _, files in channel.receive():
+                        for file in files:
+                            os.close(file)
+
+    def close(self) -> None:
+        """Listen to none of them any more."""
+        for channel in self._channels.values():
+            channel.close()
+        self._selector.close()
+
+    def _unwatch(self, channel: Channel) -> None:
+        with suppress(KeyError):
+            self._selector.unregister(channel.fileno())
+
+    def _hear_trainer(self, host: int) -> Iterator[Said | Died]:
+        channel = self._channels[host]
+        try:
+            received = channel.receive()
+        except Gone:
+            self._unwatch(channel)  # The server tells how it died.
+            return
+        except Garbled as error:
+            yield Died(host, f"said what makes no sense: {error}")
+            return
+        for message, files in received:
+            yield Said(host, message, files)
+
+    def _hear_server(self) -> Iterator[Said | Died]:
+        try:
+            received = self._server.channel.receive()
+        except Gone:
+            yield from self._replace_server()
+            return
+        for message, _ in received:
+            host = int(message["host"])
+            if message["is"] == "dead" and host in self._channels:
+                yield from self._hear_last(host)
+                yield Died(host, str(message["how"]))
+
+    def _hear_last(self, host: int) -> Iterator[Said]:
+        """A dead one's last words, unless it is given up meanwhile."""
+        with suppress(Gone, Garbled):
+            while host in self._channels and (received := self._channels[host].receive()):
+                for message, files in received:
+                    yield Said(host, message, files)
+
+    def _replace_server(self) -> Iterator[Died]:
+        """Start another; all trainers died with the old one."""
+        self._lost_servers += 1
+        if self._lost_servers >= _LOST_SERVERS:
+            raise MachineError(
+                f"the trainer server died {self._lost_servers} times; look for what kills it, then "
+                f"`manege resume {self._prepared.path}`"
+            )
+        self._selector.unregister(self._server.channel.fileno())
+        self._server.replace()
+        self._server.bind(self._prepared, self._manner)
+        self._selector.register(self._server.channel.fileno(), selectors.EVENT_READ, 0)
+        for host in list(self._channels):
+            yield Died(host, "died with the trainer server")
