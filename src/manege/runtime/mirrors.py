@@ -187,13 +187,13 @@ class Mirrors:
 
     def hold(self, number: int, lengths: Lengths) -> None:
         """A slot elsewhere has arrays of those lengths."""
-        mirror = self._mirrors.get(number)
-        if mirror is None or mirror.slot is not None:
-            return
         if payload_bytes(lengths) + _HEAD.size > MAX_BYTES:
             raise ValueError(f"a centre of {payload_bytes(lengths)} bytes; MPI takes {MAX_BYTES}")
-        mirror.lengths, mirror.slot = lengths, Slot.create(lengths)
+        # It comes even if nobody here looks at it any more.
         self._post.expect(payload_bytes(lengths) + _HEAD.size)
+        mirror = self._mirrors.get(number)
+        if mirror is not None and mirror.slot is None:
+            mirror.lengths, mirror.slot = lengths, Slot.create(lengths)
 
     def fill(self, packet: np.ndarray) -> None:
         """A round of a slot elsewhere."""

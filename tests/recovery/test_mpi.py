@@ -1,0 +1,214 @@
+"""The MPI runtime: real ranks under a real mpiexec, and the bits of a run in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from manege.rundir import RunDir
+from tests.e2e.command import run_here
+from tests.recovery.forker import state_of
+
+pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'manege[mpi]'")
+MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec on the PATH")
+
+PER_CLASS = (
+    *("digits", "--preset", "paper-dc", "--networks", "mlp", "--classes", "3,7,8"),
+    *("--limit-per-class", "40", "--batch", "20", "--sheet-every", "100", "--score", "none"),
+    *("--set", "networks.hidden=32", "--set", "checkpoints.every_s=0.3", "--rounds", "40"),
+)
+GRID = (
+    *("ring8", "--method", "cellular", "--grid", "2x2", "--batch", "50", "--rounds", "8"),
+    *("--set", "training.batches_per_round=10", "--sheet-every", "6"),
+    *("--set", "networks.hidden=32", "--set", "networks.latent=8"),
+    *("--set", "cellular.fitness_samples=64", "--set", "cellular.mixture.samples=200"),
+    *("--set", "cellular.mixture.final_samples=400"),
+)
+METHODS = {"per-class": PER_CLASS, "grid": GRID}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("MANEGE_RUNTIME", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def method(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def wanted(method, tmp_path_factory) -> dict[str, str]:
+    """What a run in one process comes to."""
+    folder = tmp_path_factory.mktemp(method)
+    done = run_here("train", *METHODS[method], "--runtime", "inline", "--out", "run", cwd=folder)
+    assert done.code == 0, done.err
+    return state_of(folder / "run")
+
+
+class Job:
+    """Ranks under way."""
+
+    def __init__(self, ranks: int, *args: object) -> None:
+        own = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        self.process = subprocess.Popen(
+            [
+                *(str(MPIEXEC), *own, "--oversubscribe", "-n", str(ranks)),
+                *(sys.executable, "-m", "manege", *map(str, args)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        try:
+            out, err = self.process.communicate(timeout=180)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        assert "Traceback" not in err, err
+        return self.process.returncode, out, err
+
+    def family(self) -> list[int]:
+        """All its processes but mpiexec."""
+        found, look = [], [self.process.pid]
+        while look:
+            look = [child for pid in look for child in _children(pid)]
+            found += look
+        return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _trainers(job: Job) -> list[int]:
+    """Of all ranks: forked from servers, which are children of ranks."""
+    ranks = _children(job.process.pid)
+    servers = [server for rank in ranks for server in _children(rank)]
+    return [trainer for server in servers for trainer in _children(server)]
+
+
+def _events(path: Path, kind: str) -> list[dict]:
+    if not (path / "events.jsonl").exists():
+        return []
+    return [event for event in RunDir.open(path).events() if event["event"] == kind]
+
+
+def _until(look, what: str, timeout_s: float = 90.0):
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"no {what} within {timeout_s} s")
+
+
+@pytest.mark.parametrize(
+    ("method", "ranks"),
+    [("per-class", 3), ("grid", 2), ("grid", 3), ("grid", 5)],
+    indirect=["method"],
+)
+def test_any_number_of_ranks_gives_the_bits_of_one_process(method, ranks, wanted, tmp_path):
+    path = tmp_path / "run"
+    code, out, err = Job(ranks, "train", *METHODS[method], "--out", path).end()
+    assert code == 0, err
+    assert out.count("finished in") == 1, "one rank speaks"
+    assert state_of(path) == wanted
+    assert not _events(path, "trainer_died")
+
+
+@pytest.mark.parametrize("method", ["grid"], indirect=True)
+def test_a_signal_stops_all_ranks_and_any_runtime_goes_on(method, wanted, tmp_path):
+    path = tmp_path / "run"
+    for turn, order in enumerate([("train", *METHODS[method], "--out", path), ("resume", path)]):
+        known = len(_events(path, "commit"))
+        job = Job(3 - turn, *order)
+        _until(lambda known=known: len(_events(path, "commit")) > known, "commits")
+        family = job.family()
+        job.process.send_signal(signal.SIGUSR2)
+        code, out, err = job.end()
+        assert code == 75, err
+        assert out.count("stopped and saved") == 1
+        assert json.loads((path / "status.json").read_text())["state"] == "stopped"
+        assert _events(path, "run_stopped")[-1]["reason"] == "SIGUSR2"
+        _until(lambda family=family: not any(map(_lives, family)), "end of all processes", 10.0)
+    done = run_here("resume", str(path), "--runtime", "inline", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert state_of(path) == wanted
+
+
+@pytest.mark.parametrize("method", ["grid"], indirect=True)
+def test_a_killed_trainers_cells_are_taken_up_on_some_rank(method, wanted, tmp_path):
+    path = tmp_path / "run"
+    job = Job(3, "train", *METHODS[method], "--out", path)
+    for kills in (1, 2):
+        _until(lambda kills=kills: len(_events(path, "commit")) > 4 * kills, "commits")
+        os.kill(_until(lambda: _trainers(job), "trainers")[0], signal.SIGKILL)
+        _until(lambda kills=kills: len(_events(path, "trainer_died")) >= kills, "death")
+    code, _, err = job.end()
+    assert code == 0, err
+    assert {event["how"] for event in _events(path, "trainer_died")} == {"killed by SIGKILL"}
+    assert state_of(path) == wanted
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_bad_input_is_one_line_of_the_first_rank_and_the_exit_code_of_all(tmp_path):
+    job = Job(3, "train", "digits", "--classes", "99", "--out", tmp_path / "run")
+    code, _, err = job.end()
+    assert code == 2
+    assert err.count("manege: ") == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_launcher_of_another_library_is_refused(rank, monkeypatch, tmp_path):
+    """Ranks that each see themselves alone would all train the whole run."""
+    monkeypatch.setenv("PMI_RANK", str(rank))
+    monkeypatch.setenv("PMI_SIZE", "3")
+    done = subprocess.run(
+        [sys.executable, "-m", "manege", "train", *GRID, "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    said = "manege: the launcher started 3 ranks, but each sees itself alone: "
+    assert done.stderr.startswith(said) if rank == 0 else done.stderr == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_ordinary_runs_and_help_do_not_load_mpi(tmp_path):
+    look = (
+        "import sys; sys.argv = ['manege', 'train', '--help']\n"
+        "from manege.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit('mpi4py' in sys.modules or 'manege.runtime.mpi' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", look], capture_output=True, check=False).returncode
+        == 0
+    )

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from manege.runtime.launch import Seat, seat
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "1"},
+        {"PMI_RANK": "1", "PMI_SIZE": "3"},
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NTASKS": "3"},
+    ],
+)
+def test_launchers_say_which_rank_this_is(environ):
+    assert seat(environ) == Seat(1, 3)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+        {"PMI_RANK": "x", "PMI_SIZE": "3"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # A batch script, outside of any step.
+    ],
+)
+def test_one_process_alone_has_no_seat(environ):
+    assert seat(environ) is None
