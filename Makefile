@@ -22,7 +22,7 @@ setup: .venv/.installed
 	  || { echo "manege needs Python 3.11 or newer, $(PYTHON) is older: make PYTHON=python3.12 …"; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
-	  -c constraints.txt -e '.[dev]'
+	  -c constraints.txt -e '.[dev,mpi]'
 	@touch $@
 
 demo: setup

@@ -26,7 +26,7 @@ Workers = Annotated[
     str,
     typer.Option(
         help="Trainers at the same time, a process each: a number, or auto (as many as this "
-        "machine has cores and memory for)."
+        "machine has cores and memory for; under mpiexec one on every rank but the first)."
     ),
 ]
 
