@@ -6,6 +6,7 @@ and centres between them and the agents of other ranks. No torch, and no decisio
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from typing import Any
 
@@ -57,6 +58,8 @@ class _Agent:
                 self._listen(nap_s)
             except ManegeError as error:
                 self._refuse(error.exit_code, str(error))
+            if 0 in self._world.lost():
+                return self._orphaned()
             if not self._signalled and (name := self._stop()):
                 self._signalled = True
                 self._world.post(0, {"is": "signal", "name": name})
@@ -97,6 +100,16 @@ class _Agent:
             if message["is"] == "bound":
                 assert self._bound_to is not None
                 self._trainers = Trainers(self._server, self._bound_to, _quietly())
+
+    def _orphaned(self) -> int:
+        """The coordinator is lost: nobody would give files their names."""
+        self._server.process.kill()
+        if self._world.rank == self._world.first_worker:
+            sys.stderr.write(
+                "manege: rank 0, the coordinator's, is lost; `manege resume` goes on from the last "
+                "commits\n"
+            )
+        return EXIT_MACHINE
 
     def _refuse(self, code: int, text: str) -> None:
         """Nothing more can be done here: rank 0 ends the job."""

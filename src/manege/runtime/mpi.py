@@ -24,13 +24,14 @@ from manege.rundir.jsontext import finite, parse_object
 from manege.runtime.launch import Seat
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Comm, Message, Request
+    from mpi4py.MPI import Comm, Message, Request, Status
 
 CAP = 1 << 21
 """Bytes of a letter's JSON, at most: that of a trainer's message, and a little more."""
 
 _JSON, _BYTES = 1, 2
 _NAP_S = 0.002
+_LOOK_S = 0.05
 _END_S = 10.0
 _FINALIZE_S = 3.0
 
@@ -53,6 +54,14 @@ class _Arriving:
     request: Request | None = None
 
 
+class _Leaving(NamedTuple):
+    """A letter that MPI may still be reading."""
+
+    rank: int
+    buffer: np.ndarray
+    request: Request
+
+
 class World:
     """All ranks of the job."""
 
@@ -61,9 +70,29 @@ class World:
         self._comm = comm
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
-        self._leaving: deque[tuple[np.ndarray, Request]] = deque()
+        self._leaving: deque[_Leaving] = deque()
         self._arriving: dict[int, deque[_Arriving]] = {}
         self._largest = 0
+        self._lost: set[int] = set()
+        self._looked_at = 0.0
+        self._outlives = self._can_outlive()
+
+    def lost(self) -> list[int]:
+        """Ranks that have died since this was last asked; none where MPI cannot outlive one."""
+        now = time.monotonic()
+        if not self._outlives or now - self._looked_at < _LOOK_S:
+            return []
+        self._looked_at = now
+        found = [rank for rank in self._failed() if rank not in self._lost]
+        for rank in found:
+            self._lost.add(rank)
+            self._arriving.pop(rank, None)
+        return found
+
+    @property
+    def first_worker(self) -> int:
+        """The first rank that is left besides the coordinator's."""
+        return min(rank for rank in range(1, self.size) if rank not in self._lost)
 
     def expect(self, num_bytes: int) -> None:
         """Buffers of up to so many bytes may come."""
@@ -87,13 +116,13 @@ class World:
         """
         from mpi4py import MPI
 
-        while self._leaving and self._leaving[0][1].Test():
+        while self._leaving and self._is_over(self._leaving[0]):
             self._leaving.popleft()
         status = MPI.Status()
-        while (found := self._comm.Improbe(status=status)) is not None:
+        while (found := self._probed(status)) is not None:
             seen = _Arriving(status.Get_tag(), status.Get_count(MPI.BYTE), found)
             self._arriving.setdefault(status.Get_source(), deque()).append(seen)
-        for rank, queue in self._arriving.items():
+        for rank, queue in list(self._arriving.items()):
             while queue and self._is_here(rank, queue[0]):
                 yield _opened(rank, queue.popleft())
 
@@ -109,16 +138,28 @@ class World:
                 )
             arriving.buffer = np.empty(arriving.num_bytes, np.uint8)
             arriving.request = arriving.message.Irecv([arriving.buffer, MPI.BYTE])
-        return bool(arriving.request.Test())
+        try:
+            return bool(arriving.request.Test())
+        except MPI.Exception:
+            if rank not in self._failed():
+                raise
+            return False  # `lost` tells of it, and forgets it.
 
     def leave(self, code: int) -> NoReturn:
         """The end of this process, once all ranks are here."""
+        _set_timer(_END_S + _FINALIZE_S, code)
+        self.lost()
         deadline = time.monotonic() + _END_S
-        barrier = self._comm.Ibarrier()
+        # With a rank missing nobody comes to the old barrier, and Finalize may hang.
+        barrier = (self._comm.Shrink() if self._lost else self._comm).Ibarrier()
         while not barrier.Test() and time.monotonic() < deadline:
             deque(self.poll(), maxlen=0)
             time.sleep(_NAP_S)
-        _quit(code)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        if not self._lost:
+            _finalize(code)
+        os._exit(code)
 
     def abort(self, code: int) -> NoReturn:
         """The end of the job: this rank cannot go on."""
@@ -129,8 +170,55 @@ class World:
     def _send(self, rank: int, tag: int, buffer: np.ndarray) -> None:
         from mpi4py import MPI
 
-        request = self._comm.Isend([buffer, MPI.BYTE], dest=rank, tag=tag)
-        self._leaving.append((buffer, request))
+        if rank in self._lost:
+            return
+        try:
+            request = self._comm.Isend([buffer, MPI.BYTE], dest=rank, tag=tag)
+        except MPI.Exception:
+            if rank not in self._failed():
+                raise
+        else:
+            self._leaving.append(_Leaving(rank, buffer, request))
+
+    def _probed(self, status: Status) -> Message | None:
+        from mpi4py import MPI
+
+        try:
+            return self._comm.Improbe(status=status)
+        except MPI.Exception:
+            if not self._failed():
+                raise
+            self._comm.Ack_failed()  # Else none but the dead could be heard of.
+            return None
+
+    def _is_over(self, leaving: _Leaving) -> bool:
+        """Whether MPI, or death, has taken a letter."""
+        from mpi4py import MPI
+
+        try:
+            return bool(leaving.request.Test())
+        except MPI.Exception:
+            if leaving.rank not in self._failed():
+                raise
+            return True
+
+    def _failed(self) -> list[int]:
+        from mpi4py import MPI
+
+        if not self._outlives:
+            return []
+        failed = self._comm.Get_failed()
+        return list(MPI.Group.Translate_ranks(failed, None, self._comm.Get_group()))
+
+    def _can_outlive(self) -> bool:
+        """Whether this MPI was started so that a rank's death is told of (ULFM)."""
+        from mpi4py import MPI
+
+        try:
+            self._comm.Get_failed()
+        except (MPI.Exception, NotImplementedError):
+            return False
+        return True
 
 
 def _opened(rank: int, arrived: _Arriving) -> Letter:
@@ -140,17 +228,19 @@ def _opened(rank: int, arrived: _Arriving) -> Letter:
     return Letter(rank, arrived.buffer)
 
 
-def _quit(code: int) -> NoReturn:
-    """Without Finalize mpiexec takes the end for a crash; but it may hang."""
+def _finalize(code: int) -> None:
+    """Without it mpiexec takes the end for a crash; but it may hang."""
     from mpi4py import MPI
 
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    timer = threading.Timer(_FINALIZE_S, os._exit, (code,))
+    _set_timer(_FINALIZE_S, code)
+    MPI.Finalize()
+
+
+def _set_timer(seconds: float, code: int) -> None:
+    """This process ends then, whatever it waits for."""
+    timer = threading.Timer(seconds, os._exit, (code,))
     timer.daemon = True
     timer.start()
-    MPI.Finalize()
-    os._exit(code)
 
 
 _joined: World | None = None

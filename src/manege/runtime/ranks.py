@@ -12,6 +12,7 @@ import numpy as np
 
 from manege import failpoints, machine
 from manege.config import RunConfig
+from manege.errors import MachineError
 from manege.runtime.carrying import Finished, carry_out, new_run, old_run
 from manege.runtime.mpi import Letter, World
 from manege.runtime.orders import Task
@@ -95,7 +96,7 @@ class _Ranks:
 
     def drop(self, host: int) -> None:
         rank = self._where.pop(host, None)
-        if rank is not None:
+        if rank in self._load:
             self._load[rank] -= 1
             self._world.post(rank, {"is": "kill", "host": host})
 
@@ -103,6 +104,8 @@ class _Ranks:
         self._world.post(file % self._world.size, {"is": "forget", "slot": file})
 
     def hear(self, timeout_s: float) -> Iterator[Said | Died]:
+        for rank in self._world.lost():
+            yield from self._mourn(rank)
         deadline = time.monotonic() + timeout_s
         while not self._letters and time.monotonic() < deadline:
             self._letters.extend(self._world.poll())
@@ -118,6 +121,15 @@ class _Ranks:
                 case "refused":
                     raise refusal(int(message["code"]), str(message["text"]))
 
+    def _mourn(self, lost: int) -> Iterator[Died]:
+        """The trainers of a rank that is lost; others take up what they had."""
+        del self._load[lost]
+        if not self._load:
+            raise MachineError(f"all worker ranks are lost, the last was {lost}; resume the run")
+        self._manner.say(f"rank {lost} is lost; {len(self._load)} worker ranks are left")
+        for host in [host for host, rank in self._where.items() if rank == lost]:
+            yield Died(host, f"rank {lost} was lost")
+
     def stopped_by(self) -> str | None:
         return self._own_stop() or self._signal
 
@@ -126,6 +138,8 @@ class _Ranks:
 
     def _receive(self) -> list[dict[str, Any]]:
         """The next letter before the run begins, if there is one."""
+        for rank in self._world.lost():
+            raise MachineError(f"rank {rank} was lost while the run was being prepared; try again")
         self._letters.extend(self._world.poll())
         if not self._letters:
             time.sleep(_NAP_S)
