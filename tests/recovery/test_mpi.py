@@ -61,8 +61,8 @@ def wanted(method, tmp_path_factory) -> dict[str, str]:
 class Job:
     """Ranks under way."""
 
-    def __init__(self, ranks: int, *args: object) -> None:
-        own = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    def __init__(self, ranks: int, *args: object, options: tuple[str, ...] = ()) -> None:
+        own = [*(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
         self.process = subprocess.Popen(
             [
                 *(str(MPIEXEC), *own, "--oversubscribe", "-n", str(ranks)),
@@ -100,9 +100,16 @@ def _children(pid: int) -> list[int]:
 
 def _trainers(job: Job) -> list[int]:
     """Of all ranks: forked from servers, which are children of ranks."""
-    ranks = _children(job.process.pid)
-    servers = [server for rank in ranks for server in _children(rank)]
+    servers = [pid for pid in job.family() if _is_server(pid)]
     return [trainer for server in servers for trainer in _children(server)]
+
+
+def _is_server(pid: int) -> bool:
+    """Also of trainers, forked from one, which have no children."""
+    try:
+        return b"manege.trainer.server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _events(path: Path, kind: str) -> list[dict]:
@@ -166,6 +173,44 @@ def test_a_killed_trainers_cells_are_taken_up_on_some_rank(method, wanted, tmp_p
     assert code == 0, err
     assert {event["how"] for event in _events(path, "trainer_died")} == {"killed by SIGKILL"}
     assert state_of(path) == wanted
+
+
+@pytest.mark.parametrize("method", ["grid"], indirect=True)
+def test_a_lost_ranks_cells_go_to_the_others_where_mpi_outlives_it(method, wanted, tmp_path):
+    path = tmp_path / "run"
+    job = Job(3, "train", *METHODS[method], "--out", path, options=("--with-ft", "ulfm"))
+    _until(lambda: len(_events(path, "commit")) > 4, "commits")
+    os.kill(_rank(job, 2), signal.SIGKILL)
+    code, _, err = job.end()
+    assert code == 0, err
+    assert "rank 2 is lost; 1 worker ranks are left" in err
+    (death,) = _events(path, "trainer_died")
+    assert death["how"] == "rank 2 was lost"
+    assert state_of(path) == wanted
+
+
+@pytest.mark.parametrize("method", ["grid"], indirect=True)
+def test_a_job_that_lost_a_rank_without_that_is_resumed(method, wanted, tmp_path):
+    path = tmp_path / "run"
+    job = Job(3, "train", *METHODS[method], "--out", path)
+    _until(lambda: len(_events(path, "commit")) > 4, "commits")
+    family = job.family()
+    os.kill(_rank(job, 1), signal.SIGKILL)
+    code, _, _ = job.end()
+    assert code not in (0, 75)
+    _until(lambda: not any(map(_lives, family)), "end of all processes", 10.0)
+    code, _, err = Job(2, "resume", path).end()
+    assert code == 0, err
+    assert state_of(path) == wanted
+
+
+def _rank(job: Job, rank: int) -> int:
+    wanted = f"OMPI_COMM_WORLD_RANK={rank}".encode()
+    ranks = [pid for parent in (job.process.pid, *job.family()) for pid in _children(parent)]
+    found = (
+        pid for pid in ranks if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    )
+    return next(found)
 
 
 def _lives(pid: int) -> bool:

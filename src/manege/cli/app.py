@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from manege.cli import data, model, running, scores
+from manege.cli import data, launching, model, running, scores
 from manege.cli import sweep as sweeping
 from manege.cli.output import emit_json, say
 from manege.errors import (
@@ -159,6 +159,10 @@ def train(
     ] = None,
     workers: running.Workers = "auto",
     runtime: running.Where = None,
+    launch: launching.Launch = None,
+    ranks: launching.Ranks = None,
+    hosts: launching.Hosts = None,
+    restarts: launching.Restarts = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the full configuration and stop.")
     ] = False,
@@ -172,6 +176,8 @@ def train(
     from manege.cli.samples import parse_labels
     from manege.config import resolve, to_yaml
 
+    job = launching.Job(launch, ranks, hosts, restarts)
+    job.check()
     settings = resolve(
         preset=preset,
         file=config,
@@ -212,7 +218,9 @@ def train(
         else:
             say(to_yaml(settings), end="")
         return
-
+    if job.launch is not None:
+        again = ["resume", str(out), "--workers", workers, *(["--json"] if json_ else [])]
+        raise typer.Exit(launching.run(job, again=again, path=out))
     _report(running.start(settings, out, runtime, workers), as_json=json_)
 
 
@@ -223,12 +231,20 @@ def resume(
     budget: Annotated[str | None, typer.Option(help="New total of training time.")] = None,
     workers: running.Workers = "auto",
     runtime: running.Where = None,
+    launch: launching.Launch = None,
+    ranks: launching.Ranks = None,
+    hosts: launching.Hosts = None,
+    restarts: launching.Restarts = None,
     json_: Json = False,
 ) -> None:
     """Go on with a run that was stopped, killed, or is to become longer.
 
     The result is bit for bit what it would have been without the interruption.
     """
+    job = launching.Job(launch, ranks, hosts, restarts)
+    job.check()
+    if job.launch is not None:
+        raise typer.Exit(launching.run(job, again=None, path=run))
     _report(running.go_on(run, rounds, budget, runtime, workers), as_json=json_)
 
 

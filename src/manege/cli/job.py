@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import time
 import traceback
@@ -42,6 +43,7 @@ def run(command: Callable[[], int]) -> None:
         traceback.print_exc()
         sys.stderr.write(f"manege: rank {world.rank} cannot go on, and the job ends\n")
         world.abort(_CRASHED)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Asked for an end that has come.
     world.leave(code)
 
 
@@ -82,6 +84,8 @@ def _wants_job(args: Sequence[str]) -> bool:
     verb = next((one for one in args if not one.startswith("-")), None)
     if verb not in _TRAINING or "--help" in args:
         return False
+    if any(one.partition("=")[0] == "--launch" for one in args):
+        return False  # It starts the ranks, and is none.
     named = [after for one, after in itertools.pairwise(args) if one == "--runtime"]
     named += [one.partition("=")[2] for one in args if one.startswith("--runtime=")]
     named = named[-1:] or [os.environ.get("MANEGE_RUNTIME", "")]

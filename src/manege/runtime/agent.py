@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from manege import failpoints, machine
-from manege.errors import EXIT_MACHINE, ManegeError
+from manege.errors import EXIT_FAILED_CELL, EXIT_FINE, EXIT_MACHINE, EXIT_STOPPED, ManegeError
 from manege.runtime.channel import Garbled, Gone
 from manege.runtime.mirrors import Mirrors, Shown
 from manege.runtime.mpi import World
@@ -23,6 +23,10 @@ from manege.stopping import StopSignals
 
 _SHORT_S, _LONG_S = 0.001, 0.005
 """A nap between two looks at what other ranks sent, after one that found something and later."""
+_ORPHANED = 70
+"""The exit code of a rank whose coordinator is lost: a launcher may start the job again."""
+_ORDERLY = (EXIT_FINE, EXIT_FAILED_CELL, EXIT_STOPPED)
+"""Exit codes of runs whose trainers were told to quit."""
 _ABOUT_OTHERS = ("slot", "centre", "frozen")
 
 
@@ -63,11 +67,12 @@ class _Agent:
             if not self._signalled and (name := self._stop()):
                 self._signalled = True
                 self._world.post(0, {"is": "signal", "name": name})
-        if self._trainers is not None:
+        if self._trainers is not None and self._code in _ORDERLY:
             self._trainers.await_end()
-            self._trainers.close()
         else:
-            self._server.process.kill()  # Whatever it is at.
+            self._server.process.kill()  # Whatever it is at; its trainers die with it.
+        if self._trainers is not None:
+            self._trainers.close()
         return self._code
 
     def _read(self) -> bool:
@@ -109,7 +114,7 @@ class _Agent:
                 "manege: rank 0, the coordinator's, is lost; `manege resume` goes on from the last "
                 "commits\n"
             )
-        return EXIT_MACHINE
+        return _ORPHANED
 
     def _refuse(self, code: int, text: str) -> None:
         """Nothing more can be done here: rank 0 ends the job."""

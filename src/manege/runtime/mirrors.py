@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from manege.errors import MachineError
 from manege.runtime.slots import Lengths, Slot, payload_bytes, split, stated_lengths
 
 MAX_BYTES = (1 << 31) - 1
@@ -65,8 +66,7 @@ class Shown:
         self._made += 1
         number = self._made * self._size + self._rank
         lengths = stated_lengths(file)
-        if payload_bytes(lengths) + _HEAD.size > MAX_BYTES:
-            raise ValueError(f"a centre of {payload_bytes(lengths)} bytes; MPI takes {MAX_BYTES}")
+        _check_size(lengths)
         self._slots[number] = _Owned(file, Slot.attach(file, lengths), lengths)
         self._of_cell[host, cell] = number
         return number
@@ -187,8 +187,7 @@ class Mirrors:
 
     def hold(self, number: int, lengths: Lengths) -> None:
         """A slot elsewhere has arrays of those lengths."""
-        if payload_bytes(lengths) + _HEAD.size > MAX_BYTES:
-            raise ValueError(f"a centre of {payload_bytes(lengths)} bytes; MPI takes {MAX_BYTES}")
+        _check_size(lengths)
         # It comes even if nobody here looks at it any more.
         self._post.expect(payload_bytes(lengths) + _HEAD.size)
         mirror = self._mirrors.get(number)
@@ -244,6 +243,14 @@ class Mirrors:
                 assert mirror.slot is not None
                 files = (mirror.slot.fileno(),)
             self._give(key[0], message, files)
+
+
+def _check_size(lengths: Lengths) -> None:
+    if payload_bytes(lengths) + _HEAD.size > MAX_BYTES:
+        raise MachineError(
+            f"a centre of {payload_bytes(lengths)} bytes; MPI carries {MAX_BYTES - _HEAD.size} at "
+            "most: make the networks smaller, or use --runtime local"
+        )
 
 
 def _is_true(message: Mapping[str, Any], mirror: _Mirror) -> bool:
