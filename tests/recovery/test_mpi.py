@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ GRID = (
     *("--set", "cellular.fitness_samples=64", "--set", "cellular.mixture.samples=200"),
     *("--set", "cellular.mixture.final_samples=400"),
 )
+LAUNCH = ("--launch", "mpiexec", "-n", "3")
 METHODS = {"per-class": PER_CLASS, "grid": GRID}
 
 
@@ -44,30 +47,30 @@ def _own_cache(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="module", params=METHODS)
-def method(request) -> str:
-    return request.param
-
-
 @pytest.fixture(scope="module")
-def wanted(method, tmp_path_factory) -> dict[str, str]:
+def wanted(tmp_path_factory) -> Callable[[str], dict[str, str]]:
     """What a run in one process comes to."""
-    folder = tmp_path_factory.mktemp(method)
-    done = run_here("train", *METHODS[method], "--runtime", "inline", "--out", "run", cwd=folder)
-    assert done.code == 0, done.err
-    return state_of(folder / "run")
+
+    @functools.cache
+    def found(method: str) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp(method)
+        order = ("train", *METHODS[method], "--runtime", "inline", "--out", "run")
+        done = run_here(*order, cwd=folder)
+        assert done.code == 0, done.err
+        return state_of(folder / "run")
+
+    return found
 
 
 class Job:
     """Ranks under way."""
 
-    def __init__(self, ranks: int, *args: object, options: tuple[str, ...] = ()) -> None:
+    def __init__(self, ranks: int | None, *args: object, options: tuple[str, ...] = ()) -> None:
+        """Under mpiexec with so many ranks, or by manege's own launcher."""
         own = [*(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
+        head = [str(MPIEXEC), *own, "--oversubscribe", "-n", str(ranks)] if ranks else []
         self.process = subprocess.Popen(
-            [
-                *(str(MPIEXEC), *own, "--oversubscribe", "-n", str(ranks)),
-                *(sys.executable, "-m", "manege", *map(str, args)),
-            ],
+            [*head, sys.executable, "-m", "manege", *map(str, args)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -127,81 +130,59 @@ def _until(look, what: str, timeout_s: float = 90.0):
     raise AssertionError(f"no {what} within {timeout_s} s")
 
 
-@pytest.mark.parametrize(
-    ("method", "ranks"),
-    [("per-class", 3), ("grid", 2), ("grid", 3), ("grid", 5)],
-    indirect=["method"],
-)
+@pytest.mark.parametrize(("method", "ranks"), [("per-class", 3), ("grid", 2), ("grid", 5)])
 def test_any_number_of_ranks_gives_the_bits_of_one_process(method, ranks, wanted, tmp_path):
     path = tmp_path / "run"
     code, out, err = Job(ranks, "train", *METHODS[method], "--out", path).end()
     assert code == 0, err
     assert out.count("finished in") == 1, "one rank speaks"
-    assert state_of(path) == wanted
+    assert state_of(path) == wanted(method)
     assert not _events(path, "trainer_died")
 
 
-@pytest.mark.parametrize("method", ["grid"], indirect=True)
-def test_a_signal_stops_all_ranks_and_any_runtime_goes_on(method, wanted, tmp_path):
+def test_a_dead_trainers_and_a_lost_ranks_cells_go_to_others(wanted, tmp_path):
+    """The latter only where MPI outlives it."""
     path = tmp_path / "run"
-    for turn, order in enumerate([("train", *METHODS[method], "--out", path), ("resume", path)]):
-        known = len(_events(path, "commit"))
-        job = Job(3 - turn, *order)
-        _until(lambda known=known: len(_events(path, "commit")) > known, "commits")
-        family = job.family()
-        job.process.send_signal(signal.SIGUSR2)
-        code, out, err = job.end()
-        assert code == 75, err
-        assert out.count("stopped and saved") == 1
-        assert json.loads((path / "status.json").read_text())["state"] == "stopped"
-        assert _events(path, "run_stopped")[-1]["reason"] == "SIGUSR2"
-        _until(lambda family=family: not any(map(_lives, family)), "end of all processes", 10.0)
-    done = run_here("resume", str(path), "--runtime", "inline", cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert state_of(path) == wanted
-
-
-@pytest.mark.parametrize("method", ["grid"], indirect=True)
-def test_a_killed_trainers_cells_are_taken_up_on_some_rank(method, wanted, tmp_path):
-    path = tmp_path / "run"
-    job = Job(3, "train", *METHODS[method], "--out", path)
-    for kills in (1, 2):
-        _until(lambda kills=kills: len(_events(path, "commit")) > 4 * kills, "commits")
-        os.kill(_until(lambda: _trainers(job), "trainers")[0], signal.SIGKILL)
-        _until(lambda kills=kills: len(_events(path, "trainer_died")) >= kills, "death")
-    code, _, err = job.end()
-    assert code == 0, err
-    assert {event["how"] for event in _events(path, "trainer_died")} == {"killed by SIGKILL"}
-    assert state_of(path) == wanted
-
-
-@pytest.mark.parametrize("method", ["grid"], indirect=True)
-def test_a_lost_ranks_cells_go_to_the_others_where_mpi_outlives_it(method, wanted, tmp_path):
-    path = tmp_path / "run"
-    job = Job(3, "train", *METHODS[method], "--out", path, options=("--with-ft", "ulfm"))
+    job = Job(3, "train", *GRID, "--out", path, options=("--with-ft", "ulfm"))
     _until(lambda: len(_events(path, "commit")) > 4, "commits")
+    os.kill(_until(lambda: _trainers(job), "trainers")[0], signal.SIGKILL)
+    _until(lambda: _events(path, "trainer_died"), "death")
+    known = len(_events(path, "commit"))
+    _until(lambda: len(_events(path, "commit")) > known + 2, "commits after it")
     os.kill(_rank(job, 2), signal.SIGKILL)
     code, _, err = job.end()
     assert code == 0, err
     assert "rank 2 is lost; 1 worker ranks are left" in err
-    (death,) = _events(path, "trainer_died")
-    assert death["how"] == "rank 2 was lost"
-    assert state_of(path) == wanted
+    deaths = [event["how"] for event in _events(path, "trainer_died")]
+    assert deaths == ["killed by SIGKILL", "rank 2 was lost"]
+    assert state_of(path) == wanted("grid")
 
 
-@pytest.mark.parametrize("method", ["grid"], indirect=True)
-def test_a_job_that_lost_a_rank_without_that_is_resumed(method, wanted, tmp_path):
+def test_a_job_that_is_killed_or_stopped_is_resumed_by_any_runtime(wanted, tmp_path):
     path = tmp_path / "run"
-    job = Job(3, "train", *METHODS[method], "--out", path)
+    job = Job(3, "train", *GRID, "--out", path)
     _until(lambda: len(_events(path, "commit")) > 4, "commits")
     family = job.family()
     os.kill(_rank(job, 1), signal.SIGKILL)
     code, _, _ = job.end()
     assert code not in (0, 75)
     _until(lambda: not any(map(_lives, family)), "end of all processes", 10.0)
-    code, _, err = Job(2, "resume", path).end()
-    assert code == 0, err
-    assert state_of(path) == wanted
+
+    known = len(_events(path, "commit"))
+    job = Job(2, "resume", path)
+    _until(lambda: len(_events(path, "commit")) > known, "commits")
+    family = job.family()
+    job.process.send_signal(signal.SIGUSR2)
+    code, out, err = job.end()
+    assert code == 75, err
+    assert out.count("stopped and saved") == 1
+    assert json.loads((path / "status.json").read_text())["state"] == "stopped"
+    assert _events(path, "run_stopped")[-1]["reason"] == "SIGUSR2"
+    _until(lambda: not any(map(_lives, family)), "end of all processes", 10.0)
+
+    done = run_here("resume", str(path), "--runtime", "inline", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert state_of(path) == wanted("grid")
 
 
 def _rank(job: Job, rank: int) -> int:
@@ -257,3 +238,22 @@ def test_ordinary_runs_and_help_do_not_load_mpi(tmp_path):
         subprocess.run([sys.executable, "-c", look], capture_output=True, check=False).returncode
         == 0
     )
+
+
+def test_the_launcher_starts_a_job_again_and_turns_sigterm_into_a_commit(wanted, tmp_path):
+    path = tmp_path / "run"
+    job = Job(None, "train", *GRID, *LAUNCH, "--restarts", 1, "--out", path)
+    _until(lambda: len(_events(path, "commit")) > 4, "commits")
+    os.kill(_rank(job, 0), signal.SIGKILL)
+    _until(lambda: len(_events(path, "run_started")) == 2, "second start")
+    known = len(_events(path, "commit"))
+    _until(lambda: len(_events(path, "commit")) > known, "commits after it")
+    job.process.terminate()
+    code, out, err = job.end()
+    assert code == 75, err
+    assert out.count("stopped and saved") == 1
+    assert "the job died (exit code 70); started again, 0 times left" in err
+    assert _events(path, "run_stopped")[-1]["reason"] == "SIGUSR2"
+    done = run_here("resume", str(path), "--runtime", "inline", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert state_of(path) == wanted("grid")
