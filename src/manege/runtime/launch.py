@@ -22,6 +22,8 @@ class Seat(NamedTuple):
 
     rank: int
     size: int
+    is_open_mpi: bool
+    """Whether the launcher is Open MPI's."""
 
 
 def seat(environ: Mapping[str, str]) -> Seat | None:
@@ -29,6 +31,6 @@ def seat(environ: Mapping[str, str]) -> Seat | None:
     for rank, size in _RANKS:
         values = environ.get(rank, ""), environ.get(size, "")
         if all(value.isdecimal() for value in values):
-            found = Seat(int(values[0]), int(values[1]))
+            found = Seat(int(values[0]), int(values[1]), rank.startswith("OMPI_"))
             return found if found.size > 1 else None
     return None

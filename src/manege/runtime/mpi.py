@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ CAP = 1 << 21
 """Bytes of a letter's JSON, at most: that of a trainer's message, and a little more."""
 
 _JSON, _BYTES = 1, 2
+_NOT_OPEN_MPI = ("MPICH", "MVAPICH", "Intel")
 _NAP_S = 0.002
 _LOOK_S = 0.05
 _END_S = 10.0
@@ -148,7 +150,7 @@ class World:
     def leave(self, code: int) -> NoReturn:
         """The end of this process, once all ranks are here."""
         _set_timer(_END_S + _FINALIZE_S, code)
-        self.lost()
+        self._lost.update(self._failed())
         deadline = time.monotonic() + _END_S
         # With a rank missing nobody comes to the old barrier, and Finalize may hang.
         barrier = (self._comm.Shrink() if self._lost else self._comm).Ibarrier()
@@ -274,16 +276,16 @@ def _join(seat: Seat | None) -> World:
             f"MPI cannot be used ({_first_line(error)}); install it: pip install 'manege[mpi]', or "
             "mpi4py alone where the machine has an MPI of its own"
         ) from None
-    MPI.Init_thread(MPI.THREAD_FUNNELED)
+    library = _first_line(MPI.Get_library_version())
+    if seat is not None and seat.is_open_mpi and library.startswith(_NOT_OPEN_MPI):
+        raise _mismatch(seat, library)  # It would abort in its own words.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # Of a mismatch, which we say below.
+        MPI.Init_thread(MPI.THREAD_FUNNELED)
     comm = MPI.COMM_WORLD.Dup()
     if comm.Get_size() == 1:
-        library = _first_line(MPI.Get_library_version())
         if seat is not None:
-            raise ConfigError(
-                f"the launcher started {seat.size} ranks, but each sees itself alone: it is not "
-                f"that of mpi4py's library ({library}); use that library's mpiexec, or build "
-                "mpi4py for the MPI at hand: pip install --no-binary mpi4py mpi4py"
-            )
+            raise _mismatch(seat, library)
         raise ConfigError(
             "--runtime mpi: one rank only; a coordinator and at least one worker are needed: "
             "mpiexec -n 3 manege train …"
@@ -291,5 +293,13 @@ def _join(seat: Seat | None) -> World:
     return World(comm)
 
 
+def _mismatch(seat: Seat, library: str) -> ConfigError:
+    return ConfigError(
+        f"the launcher started {seat.size} ranks, but is not that of mpi4py's library ({library}), "
+        "so that each would be alone; use that library's mpiexec, or build mpi4py for the MPI at "
+        "hand: pip install --no-binary mpi4py mpi4py"
+    )
+
+
 def _first_line(text: object) -> str:
-    return str(text).split("\n")[0].split(", package")[0].strip()
+    return " ".join(str(text).split("\n")[0].split(", package")[0].split())

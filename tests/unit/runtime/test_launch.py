@@ -6,15 +6,15 @@ from manege.runtime.launch import Seat, seat
 
 
 @pytest.mark.parametrize(
-    "environ",
+    ("environ", "is_open_mpi"),
     [
-        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "1"},
-        {"PMI_RANK": "1", "PMI_SIZE": "3"},
-        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NTASKS": "3"},
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "1"}, True),
+        ({"PMI_RANK": "1", "PMI_SIZE": "3"}, False),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NTASKS": "3"}, False),
     ],
 )
-def test_launchers_say_which_rank_this_is(environ):
-    assert seat(environ) == Seat(1, 3)
+def test_launchers_say_which_rank_this_is(environ, is_open_mpi):
+    assert seat(environ) == Seat(1, 3, is_open_mpi)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from manege.errors import MachineError
 from manege.runtime import slots
 from manege.runtime.channel import Channel
-from manege.runtime.slots import Slot, lengths_of
+from manege.runtime.slots import Slot, lengths_of, payload_bytes, split, stated_lengths
 
 LENGTHS = (("float32", 1000), ("float32", 333), ("float64", 7))
 
@@ -447,3 +447,32 @@ def test_memory_that_the_machine_refuses_is_said_in_one_line():
             Slot.create(LENGTHS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_slot_says_itself_what_it_holds(slot):
+    assert stated_lengths(slot.fileno()) == (("<f4", 1000), ("<f4", 333), ("<f8", 7))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"something else, long enough", "not a slot: it does not start like one"),
+        (b"MNGslot\n" + bytes([1, 0, 0, 0, 99, 0, 0, 0]), "a slot of 99 arrays; expected 64"),
+        (b"MNGslot\n" + bytes([1, 0, 0, 0, 2, 0, 0, 0]), "a slot of 2 arrays; expected 64"),
+    ],
+)
+def test_what_is_no_slot_says_nothing(content, words, tmp_path):
+    (tmp_path / "file").write_bytes(content)
+    with (tmp_path / "file").open("rb") as file, pytest.raises(ValueError, match=words):
+        stated_lengths(file.fileno())
+
+
+def test_arrays_end_to_end_are_told_apart():
+    arrays = [np.arange(3, dtype=np.float32), np.arange(2, dtype=np.int64)]
+    lengths = lengths_of(arrays)
+    payload = np.concatenate([array.view(np.uint8) for array in arrays])
+    assert len(payload) == payload_bytes(lengths) == 28
+    for found, wanted in zip(split(payload, lengths), arrays, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(ValueError, match=r"^27 bytes; expected 28$"):
+        split(payload[:-1], lengths)
