@@ -7,6 +7,7 @@ and centres between them and the agents of other ranks. No torch, and no decisio
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,6 +24,7 @@ from manege.stopping import StopSignals
 
 _SHORT_S, _LONG_S = 0.001, 0.005
 """A nap between two looks at what other ranks sent, after one that found something and later."""
+_BEAT_S = 0.5
 _ORPHANED = 70
 """The exit code of a rank whose coordinator is lost: a launcher may start the job again."""
 _ORDERLY = (EXIT_FINE, EXIT_FAILED_CELL, EXIT_STOPPED)
@@ -55,13 +57,16 @@ class _Agent:
         self._code: int | None = None
 
     def serve(self) -> int:
-        nap_s = _SHORT_S
+        nap_s, beaten_at = _SHORT_S, 0.0
         while self._code is None:
             try:
                 nap_s = _SHORT_S if self._read() else min(_LONG_S, 1.2 * nap_s)
                 self._listen(nap_s)
             except ManegeError as error:
                 self._refuse(error.exit_code, str(error))
+            if time.monotonic() - beaten_at > _BEAT_S:
+                beaten_at = time.monotonic()
+                self._world.post(0, {"is": "beat"})
             if 0 in self._world.lost():
                 return self._orphaned()
             if not self._signalled and (name := self._stop()):

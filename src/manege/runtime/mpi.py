@@ -159,6 +159,8 @@ class World:
             time.sleep(_NAP_S)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        if not barrier.Test():
+            self._comm.Abort(code)  # A rank that hangs would keep the launcher for ever.
         if not self._lost:
             _finalize(code)
         os._exit(code)

@@ -29,6 +29,7 @@ from manege.runtime.serving import (
 from manege.runtime.trainers import Died, Said
 
 _NAP_S = 0.002
+_SILENCE_S = 3.0
 
 
 def start_run(
@@ -68,6 +69,8 @@ class _Ranks:
         self._where: dict[int, int] = {}
         """The rank of every trainer."""
         self._load = dict.fromkeys(range(1, world.size), 0)
+        self._heard_at = dict.fromkeys(range(1, world.size), time.monotonic())
+        """When each agent was last heard of: one that hangs is given no trainer."""
 
     def prepare(self, request: Mapping[str, Any]) -> Prepared:
         self._world.post(1, preparing(request))
@@ -84,7 +87,9 @@ class _Ranks:
         return bound_of(answers[0]).task, workers
 
     def start(self, host: int) -> None:
-        rank = min(self._load, key=self._load.__getitem__)
+        now = time.monotonic()
+        silent = {rank: now - self._heard_at[rank] > _SILENCE_S for rank in self._load}
+        rank = min(self._load, key=lambda one: (silent[one], self._load[one]))
         self._where[host] = rank
         self._load[rank] += 1
         self._world.post(rank, {"is": "start", "host": host})
@@ -147,7 +152,8 @@ class _Ranks:
         return [self._next()]
 
     def _next(self) -> dict[str, Any]:
-        content = self._letters.popleft().content
+        rank, content = self._letters.popleft()
+        self._heard_at[rank] = time.monotonic()
         assert not isinstance(content, np.ndarray), "nobody shows the coordinator a centre"
         if content["is"] == "signal":
             self._signal = str(content["name"])
