@@ -20,6 +20,7 @@ import pytest
 from manege.failpoints import TRAINER, VARIABLE
 from manege.rundir import RunDir
 from tests.e2e.command import run_here
+from tests.e2e.material import write_class
 from tests.recovery.forker import state_of
 
 PER_CLASS = (
@@ -151,7 +152,7 @@ def _back_at_work(path: Path) -> Iterator[float]:
 
 @pytest.mark.parametrize(
     ("method", "workers"),
-    [("per-class", 1), ("per-class", 2), ("grid", 2), ("grid", 4)],
+    [(method, workers) for method in METHODS for workers in (1, 2, 4)],
     indirect=["method"],
 )
 def test_any_number_of_trainers_gives_the_same_bits(method, wanted, workers, tmp_path):
@@ -257,6 +258,24 @@ def test_trainers_that_hang_are_replaced(method, waves, wanted, tmp_path):
     assert code == 0, err
     assert state_of(path) == wanted
     assert max(_back_at_work(path)) < BACK_AT_WORK_S
+
+
+def test_a_finished_trainer_that_is_slow_to_exit_is_not_mistaken_for_a_dead_one(tmp_path):
+    path = tmp_path / "run"
+    write_class(tmp_path / "data" / "long", 300)
+    write_class(tmp_path / "data" / "short", 20)
+    running = Running(
+        *("train", tmp_path / "data", "--preset", "paper-dc", "--networks", "mlp", "--batch", "10"),
+        *("--rounds", "30", "--score", "none", "--workers", "2", "--out", path),
+    )
+    (done,) = _until(lambda: _events(path, "cell_finished"), "end of the short one")
+    assert done["cell"] == "short"
+    # The longest work was given out first.
+    os.kill(max(running.trainers()), signal.SIGSTOP)
+    code, err = running.end()
+    assert code == 0, err
+    assert Counter(one["cell"] for one in _events(path, "cell_started")) == {"long": 1, "short": 1}
+    assert all(one["cells"] == [] for one in _events(path, "trainer_died"))
 
 
 KILL = signal.SIGKILL
