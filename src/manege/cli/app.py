@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from manege.cli import data, model, running, scores
+from manege.cli import report as reporting
 from manege.cli import sweep as sweeping
 from manege.cli.output import emit_json, say
 from manege.errors import (
@@ -323,6 +324,7 @@ def export(
 app.command()(scores.evaluate)
 app.command()(scores.compare)
 app.command()(sweeping.sweep)
+app.command()(reporting.report)
 
 
 def _checkpoint_every(text: str | None) -> dict[str, Any]:

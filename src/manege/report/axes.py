@@ -115,7 +115,7 @@ def tick_text(value: float, ticks: Sequence[float]) -> str:
     return f"{value:,.{places}f}".replace("-", "−")
 
 
-def draw_y(drawing: Drawing, scale: Scale, left: float, right: float, count: int = 4) -> None:
+def draw_y(drawing: Drawing, scale: Scale, left: float, right: float, count: int = 5) -> None:
     """Rules across, and their numbers at the left."""
     ticks = scale.ticks(count)
     for tick in ticks:
@@ -126,14 +126,16 @@ def draw_y(drawing: Drawing, scale: Scale, left: float, right: float, count: int
 
 
 def draw_rounds(drawing: Drawing, scale: Scale, bottom: float, label: str | None = "round") -> None:
-    """Numbers of rounds below, and the word for them at the end."""
+    """Numbers of rounds below; the word for them stands with the last."""
+    last = round(scale.high)
     room = abs(scale.end - scale.start)
-    ticks = whole_ticks(round(scale.low), round(scale.high), max(2, int(room / 70)))
-    end = scale.end - (text_width(label, TICK) + 8 if label else 0)
-    for tick in ticks:
+    end = scale.end - text_width(f"{label or ''} {last:,}", TICK) - 8
+    for tick in whole_ticks(round(scale.low), last, max(2, int(room / 70))):
         x, text = scale(tick), f"{tick:,}"
-        drawing.line([(x, bottom), (x, bottom + 4)], "muted")
-        if x + text_width(text, TICK) / 2 <= end or not label:
+        if tick == last or x + text_width(text, TICK) / 2 <= end:
+            drawing.line([(x, bottom), (x, bottom + 4)], "muted")
+        if tick != last and x + text_width(text, TICK) / 2 <= end:
             drawing.text((x, bottom + 16), text, size=TICK, colour="muted", anchor="middle")
-    if label:
-        drawing.text((scale.end, bottom + 16), label, size=TICK, colour="muted", anchor="end")
+    drawing.line([(scale.end, bottom), (scale.end, bottom + 4)], "muted")
+    words = f"{label} {last:,}" if label else f"{last:,}"
+    drawing.text((scale.end + 3, bottom + 16), words, size=TICK, colour="muted", anchor="end")

@@ -22,7 +22,7 @@ from manege.report.axes import (
 from manege.report.drawing import SERIES, Drawing, text_width
 from manege.report.series import Quantiles
 
-WIDE, HALF = 1000.0, 490.0
+WIDE, HALF, THIRD = 1000.0, 490.0, 320.0
 _TOP = 50.0
 _VIRIDIS = (
     (68, 1, 84),
@@ -298,15 +298,20 @@ def _colour_bar(
 
 
 def kinds(
-    title: str, note: str, shape: tuple[int, int], values: Mapping[tuple[int, int], str]
+    title: str,
+    note: str,
+    shape: tuple[int, int],
+    values: Mapping[tuple[int, int], str],
+    *,
+    width: float = HALF,
 ) -> Drawing:
     """A grid's cells in their places, each in the colour and with the letter of its kind."""
     rows, columns = shape
-    side, left, top = _cell_side(shape, HALF)
+    side, left, top = _cell_side(shape, width)
     names = sorted(set(values.values()))
     counts = {name: sum(value == name for value in values.values()) for name in names}
     words = ", ".join(f"{name} in {counts[name]} cells" for name in names)
-    drawing = Drawing(HALF, top + rows * side + 44, title, f"{note} {words}.")
+    drawing = Drawing(width, top + rows * side + 44, title, f"{note} {words}.")
     _head(drawing, note)
     for (row, column), name in values.items():
         colour = SERIES[names.index(name) % len(SERIES)]
@@ -384,7 +389,7 @@ def whiskers(title: str, note: str, rows: Sequence[Whisker], *, width: float = H
     )
     drawing = Drawing(width, height, title, f"{note} {words}.")
     _head(drawing, note)
-    left = min(width * 0.42, max(text_width(one.label, 12) for one in rows) + 14)
+    left = min(width * 0.42, max(text_width(one.label, 12) for one in rows) + 20)
     room = max(text_width(told(one.value), 12) for one in rows) + 14
     ends = [v for one in rows for v in (one.value, one.low, one.high, one.floor) if v is not None]
     bottom = _TOP + len(rows) * step
@@ -396,7 +401,7 @@ def whiskers(title: str, note: str, rows: Sequence[Whisker], *, width: float = H
         drawing.text((x(tick), bottom + 15), text, size=TICK, colour="muted", anchor="middle")
     for number, one in enumerate(rows):
         y = _TOP + number * step + 11
-        drawing.text((left - 12, y + 4), _fit(one.label, left - 14), size=12, anchor="end")
+        drawing.text((left - 12, y + 4), _fit(one.label, left - 12), size=12, anchor="end")
         if one.low is not None and one.high is not None:
             drawing.line([(x(one.low), y), (x(one.high), y)], one.colour, 2.4)
             for end in (one.low, one.high):

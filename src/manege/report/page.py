@@ -82,7 +82,7 @@ class Page:
             '<link rel="icon" href="data:,">'
             f"<title>{escape(self.title)}</title><style>{_CSS}</style></head><body>"
             '<a class="skip" href="#content">Skip to the content</a>'
-            f'<header>{"".join(self.head)}</header>'
+            f"<header>{''.join(self.head)}</header>"
             f'<nav aria-label="Sections"><ul>{links}</ul></nav>'
             f'<main id="content">{body}</main>'
             f"<footer>Drawn by <code>manege report</code> from the run directory alone.</footer>"
@@ -92,7 +92,9 @@ class Page:
 
 def escape(text: object) -> str:
     """Text that is no HTML; control characters are shown, not meant."""
-    clean = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", str(text))
+    clean = re.sub(
+        r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", str(text)
+    )
     return html.escape(clean)
 
 
@@ -180,6 +182,7 @@ section:last-child{{border:0}}
 .figures{{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:26px 36px;align-items:start}}
 .figure{{margin:0;min-width:0}}
 .figure.wide{{grid-column:1/-1}}
+.figures.three{{grid-template-columns:repeat(3,minmax(0,1fr))}}
 .figures+.figures{{margin-top:26px}}
 .drawing svg{{display:block;width:100%;height:auto;overflow:visible}}
 figcaption{{font-size:13px;line-height:1.45;margin-top:6px;max-width:76ch}}
@@ -216,7 +219,7 @@ footer{{color:var(--muted);font-size:13px;padding-top:26px;padding-bottom:40px}}
 @media (max-width:760px){{
  header,main,footer{{padding-left:16px;padding-right:16px}}nav ul{{padding-left:16px}}
  h1{{font-size:24px}}.badge{{vertical-align:3px}}
- .figures{{grid-template-columns:minmax(0,1fr)}}
+ .figures,.figures.three{{grid-template-columns:minmax(0,1fr)}}
  .figure.wide .drawing{{overflow-x:auto}}.figure.wide svg{{min-width:680px}}
  .pair{{grid-template-columns:1fr 1fr}}.pair .label,.pair .corner{{grid-column:1/-1}}
  .pair .corner{{display:none}}

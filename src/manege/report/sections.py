@@ -24,9 +24,26 @@ MOST_PANELS = 24
 MOST_ATLAS = 400
 MOST_BIRTHS = 3000
 _LOWER = ("kid", "fd", "label-tvd")
-_HIGHER = ("precision", "recall", "density", "coverage", "label-entropy", "label-modes", "agreement")
-_HEADLINES = ("kid", "fd", "coverage", "precision", "recall", "agreement", "modes", "nearer-to-train")
-_NAMES = {
+_HIGHER = (
+    "precision",
+    "recall",
+    "density",
+    "coverage",
+    "label-entropy",
+    "label-modes",
+    "agreement",
+)
+HEADLINES = (
+    "kid",
+    "fd",
+    "coverage",
+    "precision",
+    "recall",
+    "agreement",
+    "modes",
+    "nearer-to-train",
+)
+NAMES = {
     "kid": "kernel distance (KID)",
     "fd": "Fréchet distance",
     "agreement": "label agreement",
@@ -80,10 +97,13 @@ def head(run: Run) -> list[str]:
     ]
     if history.started_at is not None and history.last_t is not None:
         began = time.strftime("%Y-%m-%d %H:%M", time.gmtime(history.started_at))
-        facts += [("began", f"{began} UTC"), ("took", duration(history.last_t - history.started_at))]
+        facts += [
+            ("began", f"{began} UTC"),
+            ("took", duration(history.last_t - history.started_at)),
+        ]
     shown = "".join(f'<li><span class="muted">{k}</span> <b>{escape(v)}</b></li>' for k, v in facts)
     parts = [
-        f'<h1>{escape(run.name)}<span class="badge {state}">{escape(_STATES[state])}</span></h1>',
+        f'<h1>{escape(run.name)}<span class="badge {state}">{escape(STATES[state])}</span></h1>',
         f'<ul class="facts">{shown}</ul>',
     ]
     notes = [escape(note) for note in run.notes]
@@ -95,7 +115,7 @@ def head(run: Run) -> list[str]:
     return parts
 
 
-_STATES = {
+STATES = {
     "finished": "finished",
     "running": "still going on",
     "stopped": "stopped, resumable",
@@ -145,8 +165,9 @@ def _rounds_done(history: History) -> str:
     if not lasts:
         return "0"
     span = f"{lasts[0]}" if lasts[0] == lasts[-1] else f"{lasts[0]} to {lasts[-1]}"
-    kind = "cell" if history.on_grid else "class" if history.method == "per-class" else "pair"
-    return f"{span} in {len(lasts)} {kind}{'s' if len(lasts) > 1 and kind != 'class' else ''}{'es' if len(lasts) > 1 and kind == 'class' else ''}"
+    if len(lasts) == 1:
+        return span
+    return f"{span} in each of {len(lasts)} {'cells' if history.on_grid else 'classes'}"
 
 
 def scores(run: Run, page: Page) -> Section | None:
@@ -171,7 +192,7 @@ def scores(run: Run, page: Page) -> Section | None:
 
 def _evaluation(kept: Kept, section: Section, page: Page) -> None:
     known = {str(one["name"]): one for one in kept.overall}
-    tiles = "".join(_tile(known[name]) for name in _HEADLINES if name in known)
+    tiles = "".join(_tile(known[name]) for name in HEADLINES if name in known)
     section.add(f'<div class="tiles">{tiles}</div>', paragraph(_protocol(kept), "muted"))
     per_class = kept.per_class
     if per_class:
@@ -187,7 +208,7 @@ def _evaluation(kept: Kept, section: Section, page: Page) -> None:
         ]
         name = str(next(iter(per_class.values()))["name"])
         drawing = charts.whiskers(
-            f"{_NAMES.get(name, name)} of each class",
+            f"{NAMES.get(name, name)} of each class",
             "lower is better; 95 % intervals; dashed: what real pictures get",
             rows,
             width=charts.WIDE,
@@ -196,18 +217,22 @@ def _evaluation(kept: Kept, section: Section, page: Page) -> None:
     section.add(details("All scores, with their definitions", _score_table(kept)))
 
 
+def better(name: str) -> str:
+    """Which way a score is good, where that is known."""
+    if name == "nearer-to-train":
+        return "0.5 is neutral"
+    return "lower is better" if name in _LOWER else "higher is better" if name in _HIGHER else ""
+
+
 def _tile(one: dict[str, Any]) -> str:
     name = str(one["name"])
     floor = one.get("floor")
-    better = "lower is better" if name in _LOWER else "higher is better" if name in _HIGHER else ""
-    if name == "nearer-to-train":
-        better = "0.5 is neutral"
     real = f"<br>real pictures: {told(floor['value'])}" if floor else ""
     marks = "".join(f" ({escape(mark)})" for mark in one.get("marks") or ())
     return (
-        f'<div class="tile"><div class="name">{escape(_NAMES.get(name, name))}</div>'
+        f'<div class="tile"><div class="name">{escape(NAMES.get(name, name))}</div>'
         f'<div class="value">{told(one["value"])}</div><div class="more">'
-        f"{told(one.get('low'))} to {told(one.get('high'))}{marks}{real}<br>{better}</div></div>"
+        f"{told(one.get('low'))} to {told(one.get('high'))}{marks}{real}<br>{better(name)}</div></div>"
     )
 
 
@@ -323,11 +348,14 @@ def _beside(run: Run, page: Page, section: Section, side: int) -> None:
         return
     unlabelled = len(real) > 1 and not set(real) & set(made)
     width = min(COLUMNS * (side + 1) + 1, 480) if side >= 64 else COLUMNS * (side + 1) * _zoom(side)
-    parts = ['<div class="corner"></div><div class="top">real</div><div class="top">generated</div>']
+    parts = [
+        '<div class="corner"></div><div class="top">real</div><div class="top">generated</div>'
+    ]
     if not real:
         section.add(
             paragraph(
-                "The run holds no sheet of real pictures (samples/real.png); newer runs do.", "muted"
+                "The run holds no sheet of real pictures (samples/real.png); newer runs do.",
+                "muted",
             )
         )
     shown = 0
@@ -345,7 +373,9 @@ def _beside(run: Run, page: Page, section: Section, side: int) -> None:
         parts.append(f'<div class="label">{name}</div><div>{left}</div><div>{right}</div>')
     section.add(f'<div class="pair">{"".join(parts)}</div>')
     if shown < len(labels):
-        section.add(paragraph(f"{len(labels) - shown} more are left out to keep the file small.", "muted"))
+        section.add(
+            paragraph(f"{len(labels) - shown} more are left out to keep the file small.", "muted")
+        )
     section.add(
         paragraph(
             "Generated: by the finished model."
@@ -472,7 +502,9 @@ def _ranked(run: Run) -> list[Cell]:
     if measure == "generator":
         return cells
     if not history.on_grid:
-        return sorted(cells, key=lambda cell: run.labels.index(cell.key) if cell.key in run.labels else 0)
+        return sorted(
+            cells, key=lambda cell: run.labels.index(cell.key) if cell.key in run.labels else 0
+        )
     latest = {cell.key: history.latest(cell, measure) for cell in cells}
     winner = history.mixture["cell"] if history.mixture else None
     return sorted(
@@ -597,10 +629,23 @@ def torus(run: Run, page: Page) -> Section | None:
         return None
     section = Section("torus", "The torus")
     winner = place_of(history.mixture["cell"]) if history.mixture else None
+    width = charts.THIRD if shape[1] <= 6 else charts.HALF
     figures = []
     for name, title, note, number, field_ in (
-        ("fitness-g", "Generator fitness", "binary cross-entropy, after the last round", 0, "fitness"),
-        ("fitness-d", "Discriminator fitness", "binary cross-entropy, after the last round", 1, "fitness"),
+        (
+            "fitness-g",
+            "Generator fitness",
+            "binary cross-entropy, after the last round",
+            0,
+            "fitness",
+        ),
+        (
+            "fitness-d",
+            "Discriminator fitness",
+            "binary cross-entropy, after the last round",
+            1,
+            "fitness",
+        ),
         ("rate-g", "Generator learning rate", "as evolved, in the last round", 0, "rate"),
         ("rate-d", "Discriminator learning rate", "as evolved, in the last round", 1, "rate"),
     ):
@@ -613,17 +658,24 @@ def torus(run: Run, page: Page) -> Section | None:
         if values:
             marked = winner if field_ == "fitness" else None
             drawing = charts.heat(
-                title, note, shape, values, marked=marked, lower_is_better=field_ == "fitness"
+                title,
+                note,
+                shape,
+                values,
+                marked=marked,
+                width=width,
+                lower_is_better=field_ == "fitness",
             )
             figures.append(page.figure(name, drawing))
     mixtures = {place: row.mixture for place, row in lasts.items() if row.mixture is not None}
     if mixtures:
         drawing = charts.heat(
-            "Score of each neighbourhood's mixture",
-            f"{mixture_metric(run)}, after the last round",
+            "Mixture score",
+            f"{mixture_metric(run)} of each neighbourhood, after the last round",
             shape,
             mixtures,
             marked=winner,
+            width=width,
         )
         figures.append(page.figure("mixture-map", drawing))
     losses = {
@@ -635,12 +687,22 @@ def torus(run: Run, page: Page) -> Section | None:
     if not used:
         kind = str((run.config.get("training") or {}).get("loss", "the same"))
         used = dict.fromkeys(lasts, kind)
-    drawing = charts.kinds("Loss in use", "of the generator, in the last round", shape, used)
+    drawing = charts.kinds(
+        "Loss in use", "of the generator, in the last round", shape, used, width=width
+    )
     figures.append(page.figure("losses-map", drawing))
-    section.add(f'<div class="figures">{"".join(figures)}</div>')
+    # Fitness, then learning rates, a row each, where three fit side by side.
+    order = ("fitness-g", "fitness-d", "mixture-map", "rate-g", "rate-d", "losses-map")
+    figures.sort(
+        key=lambda figure: next(n for n, one in enumerate(order) if f'id="{one}"' in figure)
+    )
+    kind = "figures three" if width == charts.THIRD else "figures"
+    section.add(f'<div class="{kind}">{"".join(figures)}</div>')
     if winner is not None:
         section.add(
-            paragraph("The framed cell is the one whose neighbourhood makes the final mixture.", "muted")
+            paragraph(
+                "The framed cell is the one whose neighbourhood makes the final mixture.", "muted"
+            )
         )
     return section
 
@@ -701,16 +763,14 @@ def stability(run: Run, page: Page) -> Section | None:
             )
             figures.append(page.figure(name, drawing))
     notes = {
-        "spread": "mean distance between samples (0 to 255 a pixel); a fall to 0 is collapse",
+        "spread": "mean distance between two samples; a fall towards 0 is collapse",
         "diversity": "mean distance between two generators' pictures at one latent",
     }
     for name, note in notes.items():
         found = quantiles(history, name)
         if found is not None:
             title = MEASURES[name]
-            drawing = charts.curves(
-                title[:1].upper() + title[1:], note, [Curve(name, found, "c3")]
-            )
+            drawing = charts.curves(title[:1].upper() + title[1:], note, [Curve(name, found, "c3")])
             figures.append(page.figure(name, drawing))
     if not figures:
         return None
@@ -770,7 +830,9 @@ def family(run: Run, page: Page) -> Section | None:
         f"{len(line) - 1} generations since the first generator of cell {escape(line[-1][0])}, "
         f"over {origins} cell{'s' if origins > 1 else ''}."
     )
-    section.add(f'<div class="figures">{page.figure("family-tree", drawing, words, wide=True)}</div>')
+    section.add(
+        f'<div class="figures">{page.figure("family-tree", drawing, words, wide=True)}</div>'
+    )
     return section
 
 
@@ -810,10 +872,10 @@ def profile(run: Run, page: Page) -> Section | None:
     figures = [page.figure("profile-bars", drawing)]
     if len(by_cell) > 1:
         shown = [(name, seconds, duration(seconds)) for name, seconds in by_cell[:12]]
-        more = f"the longest {len(shown)} of {len(by_cell)}" if len(by_cell) > 12 else "training time"
-        figures.append(
-            page.figure("profile-cells", charts.bars("Time of each cell", more, shown))
+        more = (
+            f"the longest {len(shown)} of {len(by_cell)}" if len(by_cell) > 12 else "training time"
         )
+        figures.append(page.figure("profile-cells", charts.bars("Time of each cell", more, shown)))
     longest = by_cell[0][1] if by_cell else total
     section.add(
         table(
