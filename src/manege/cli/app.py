@@ -12,6 +12,7 @@ import typer
 from manege.cli import data, model, running, scores
 from manege.cli import report as reporting
 from manege.cli import sweep as sweeping
+from manege.cli import watch as watching
 from manege.cli.output import emit_json, say
 from manege.errors import (
     EXIT_FAILED_CELL,
@@ -324,6 +325,7 @@ def export(
 app.command()(scores.evaluate)
 app.command()(scores.compare)
 app.command()(sweeping.sweep)
+app.command()(watching.watch)
 app.command()(reporting.report)
 
 

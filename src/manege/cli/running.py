@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -16,10 +16,9 @@ from manege.errors import ConfigError
 
 if TYPE_CHECKING:
     from manege.config import RunConfig
-    from manege.progress import Bars, Lines
     from manege.runtime.coordinator import Outcome
     from manege.runtime.local import Manner
-    from manege.stopping import StopSignals
+    from manege.view.live import Careful
 
 Workers = Annotated[
     str,
@@ -28,6 +27,10 @@ Workers = Annotated[
         "machine has cores and memory for)."
     ),
 ]
+
+
+Stop = Callable[[], str | None]
+"""What asked for the end, if anything did."""
 
 
 class Done(NamedTuple):
@@ -69,7 +72,13 @@ def start(config: RunConfig, out: Path | None, runtime: Runtime, workers: str) -
         from manege import api
 
         done = api.start_run(
-            config, out=out, watcher=watcher, say=watcher.say, stop=stop, command=command
+            config,
+            out=out,
+            watcher=watcher,
+            say=watcher.say,
+            stop=stop,
+            command=command,
+            screen=watcher,
         )
         return Done(done.path, done.config, done.outcome)
 
@@ -88,26 +97,33 @@ def go_on(
         from manege import api
 
         done = api.continue_run(
-            path, rounds=rounds, budget_s=budget, watcher=watcher, say=watcher.say, stop=stop
+            path,
+            rounds=rounds,
+            budget_s=budget,
+            watcher=watcher,
+            say=watcher.say,
+            stop=stop,
+            screen=watcher,
         )
         return Done(done.path, done.config, done.outcome)
 
 
 @contextmanager
-def _shown() -> Iterator[tuple[Bars | Lines, StopSignals]]:
-    """Progress on standard error, and signals noted, while inside."""
-    from manege.progress import for_this_terminal
+def _shown() -> Iterator[tuple[Careful, Stop]]:
+    """The run on standard error, and signals noted, while inside."""
     from manege.stopping import StopSignals
+    from manege.view.live import for_this_terminal
 
-    with StopSignals() as stop, for_this_terminal() as watcher:
-        yield watcher, stop
+    with StopSignals() as signals, for_this_terminal() as watcher:
+        yield watcher, lambda: signals() or watcher.asked_to_stop()
 
 
-def _manner(workers: int | None, watcher: Bars | Lines, stop: StopSignals) -> Manner:
+def _manner(workers: int | None, watcher: Careful, stop: Stop) -> Manner:
     from manege.progress import counter
     from manege.runtime.local import Manner
 
-    return Manner(workers, watcher, watcher.say, counter("feature network: seen"), stop)
+    show = counter("feature network: seen")
+    return Manner(workers, watcher, watcher.say, show, stop, watcher)
 
 
 def _count(workers: str) -> int | None:

@@ -1,1 +1,1 @@
-"""Pictures of a run: read (`run`, `events`, `history`), drawn (`drawing`, `charts`), put on a page."""
+"""Pictures of a run: read (`run`, `history`), drawn (`drawing`, `charts`), put on a page."""

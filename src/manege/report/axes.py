@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from manege.report.drawing import Drawing, text_width
 
@@ -108,7 +109,7 @@ def tick_text(value: float, ticks: Sequence[float]) -> str:
         return "0"
     if abs(value) >= 10_000 or max(map(abs, ticks)) < 0.001:
         return f"{value:.0e}".replace("e-0", "e−").replace("e+0", "e").replace("-", "−")
-    steps = [abs(b - a) for a, b in zip(ticks, ticks[1:], strict=False)] or [abs(value)]
+    steps = [abs(b - a) for a, b in pairwise(ticks)] or [abs(value)]
     places = max(0, -math.floor(math.log10(min(steps)) + 1e-9))
     if min(steps) * 10**places % 1 > 1e-6:
         places += 1

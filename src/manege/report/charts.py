@@ -306,7 +306,7 @@ def kinds(
     width: float = HALF,
 ) -> Drawing:
     """A grid's cells in their places, each in the colour and with the letter of its kind."""
-    rows, columns = shape
+    rows, _ = shape
     side, left, top = _cell_side(shape, width)
     names = sorted(set(values.values()))
     counts = {name: sum(value == name for value in values.values()) for name in names}

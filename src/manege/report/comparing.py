@@ -188,8 +188,8 @@ def _samples(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section:
     words = (
         f"All drawn at seed {shared[0]} by <code>manege compare</code>."
         if shared
-        else "Each run's own sheet of its finished model; <code>manege compare</code> draws them at "
-        "the same seed."
+        else "Each run's own sheet of its finished model; <code>manege compare</code> draws them "
+        "at the same seed."
     )
     section.add(f'<div class="figures">{"".join(blocks)}</div>', paragraph(words, "muted"))
     return section
@@ -253,7 +253,7 @@ def _curves(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section | 
 
 def _profile(runs: Sequence[Run], names: Sequence[str]) -> Section | None:
     """Table IV: seconds of each routine, and against the first run."""
-    found = [sections.routines(run.history) for run in runs]
+    found = [run.history.routines() for run in runs]
     if not any(found):
         return None
     section = Section("profile", "Where the time went")

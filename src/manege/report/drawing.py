@@ -11,6 +11,7 @@ import html
 import importlib.util
 import io
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -289,7 +290,7 @@ def _dashes(points: Sequence[Point], on: float, off: float) -> list[list[Point]]
     """A line cut into pieces."""
     pieces: list[list[Point]] = []
     left, drawing = on, True
-    for (x, y), (u, v) in zip(points, points[1:], strict=False):
+    for (x, y), (u, v) in pairwise(points):
         length = ((u - x) ** 2 + (v - y) ** 2) ** 0.5
         done = 0.0
         while length - done > 1e-9:

@@ -7,16 +7,25 @@ Made by seeing events one after the other, so that a screen can follow a run tha
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
+
+from manege.profile import ROUTINES
 
 INDICES = ("collapse", "cycling")
 """Of `indices` in a round's line, where a run writes them."""
 
-_RECENT = 256
-"""Ends of rounds by which to judge how fast a run is."""
+MEASURES = {
+    "score": "score",
+    "mixture": "mixture score",
+    "fitness": "fitness of the generator",
+    "generator": "generator loss",
+    "discriminator": "discriminator loss",
+    "spread": "spread of samples",
+    "diversity": "diversity of the neighbourhood",
+}
 
 
 class Offspring(NamedTuple):
@@ -103,7 +112,7 @@ class Cell:
     def ordered(self) -> list[Round]:
         """Its rounds from the first on."""
         found = list(self.rounds.values())
-        if any(a.round_ > b.round_ for a, b in zip(found, found[1:], strict=False)):
+        if any(a.round_ > b.round_ for a, b in pairwise(found)):
             found.sort(key=lambda one: one.round_)
         return found
 
@@ -135,8 +144,6 @@ class History:
         self.last_commit: tuple[float, str] | None = None
         self.mixture: dict[str, Any] | None = None
         self.model: list[str] | None = None
-        self.recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
-        """When rounds ended, and how many the run then had in all."""
         self.done = 0
         """Rounds of all cells."""
         self.phases_s: dict[str, float] = {}
@@ -186,8 +193,6 @@ class History:
             self.faults.append(Fault(t, "resumed", None, None, "the run was started again"))
         self.starts.append(t)
         self.ended = None
-        self.recent.clear()
-        self.recent.append((t, self.done))
 
     def _see_cell_started(self, t: float, event: Mapping[str, Any]) -> None:
         cell = self._cell(event)
@@ -225,7 +230,6 @@ class History:
         cell.last = max(cell.last, round_)
         if cell.state == "waiting":
             cell.state = "running"
-        self.recent.append((t, self.done))
 
     def _see_score(self, t: float, event: Mapping[str, Any]) -> None:
         cell, round_ = self._cell(event), int(event["round"])
@@ -309,6 +313,30 @@ class History:
                 break
         return "generator"
 
+    def measure_name(self, mixture_metric: str) -> str:
+        """What cells are judged by, in words."""
+        if self.measure == "score":
+            return str(self.metric)
+        if self.measure == "mixture":
+            return f"mixture score ({mixture_metric})"
+        return MEASURES[self.measure]
+
+    def routines(self) -> dict[str, float]:
+        """Seconds of the paper's routines and of what else takes time, from all cells' rounds."""
+        phases = dict(self.phases_s)
+        overall = phases.pop("overall", None)
+        found: dict[str, float] = {}
+        if self.on_grid:
+            for routine, parts in ROUTINES.items():
+                found[routine] = sum(phases.pop(part, 0.0) for part in parts)
+        else:
+            phases.pop("gather", None)
+        found |= phases
+        rest = 0.0 if overall is None else overall - sum(found.values())
+        if overall and rest > 0.005 * overall:
+            found["other"] = rest
+        return found if any(found.values()) else {}
+
     def series(self, cell: Cell, measure: str) -> list[tuple[int, float]]:
         """The cell's values of a measure, by rounds."""
         if measure == "score":
@@ -325,7 +353,6 @@ class History:
 
     def latest(self, cell: Cell, measure: str) -> float | None:
         """The cell's last value of a measure."""
-        rows: Iterator[Any]
         if measure == "score":
             for one in reversed(cell.scored.values()):
                 if one.scores:

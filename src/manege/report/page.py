@@ -179,7 +179,8 @@ section:last-child{{border:0}}
 .tile .name{{font-size:13px;color:var(--muted)}}
 .tile .value{{font-size:26px;font-weight:600;line-height:1.25;font-variant-numeric:tabular-nums}}
 .tile .more{{font-size:12.5px;color:var(--muted);line-height:1.45}}
-.figures{{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:26px 36px;align-items:start}}
+.figures{{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:26px 36px;
+ align-items:start}}
 .figure{{margin:0;min-width:0}}
 .figure.wide{{grid-column:1/-1}}
 .figures.three{{grid-template-columns:repeat(3,minmax(0,1fr))}}
@@ -195,7 +196,8 @@ img.smooth{{image-rendering:auto}}
 .strips{{display:grid;grid-template-columns:repeat(auto-fill,minmax(300px,1fr));gap:26px 30px}}
 .strip{{display:grid;grid-template-columns:max-content 1fr;gap:3px 10px;align-items:center}}
 .strip h3{{grid-column:1/-1;margin:0 0 4px}}
-.strip .round{{font-size:12px;color:var(--muted);text-align:right;font-variant-numeric:tabular-nums}}
+.strip .round{{font-size:12px;color:var(--muted);text-align:right;
+ font-variant-numeric:tabular-nums}}
 .scroll{{overflow-x:auto;margin:0 0 16px}}
 table{{border-collapse:collapse;font-size:14px;min-width:50%;font-variant-numeric:tabular-nums}}
 caption{{text-align:left;font-size:13px;padding-bottom:6px}}
@@ -208,7 +210,8 @@ td.number,th.number{{padding-left:10px}}
 .good{{color:var(--c2)}}.bad{{color:var(--c1);font-weight:600}}
 pre{{background:var(--soft);padding:12px 14px;border-radius:8px;overflow-x:auto;font-size:13px;
  line-height:1.5;margin:0 0 14px}}
-code{{font-family:ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace;font-size:.93em}}
+code{{font-family:ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace;
+ font-size:.93em}}
 pre code{{font-size:1em}}
 details{{margin:0 0 14px}}
 summary{{cursor:pointer;color:var(--c0);font-weight:600;font-size:14px;padding:4px 0}}

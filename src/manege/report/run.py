@@ -152,6 +152,12 @@ def _note_events(run: Run, tail: Tail) -> None:
         )
 
 
+def mixture_metric(config: Mapping[str, Any]) -> str:
+    """The metric by which a grid weighs its mixtures."""
+    mixture = (config.get("cellular") or {}).get("mixture") or {}
+    return str(mixture.get("metric", "score"))
+
+
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A configuration's values by their dotted keys."""
     found: dict[str, Any] = {}

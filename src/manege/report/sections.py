@@ -7,14 +7,13 @@ import time
 from typing import Any
 
 from manege.pictures import viewing_scale
-from manege.profile import ROUTINES
 from manege.progress import duration
 from manege.report import charts, sheets
 from manege.report.axes import told
 from manege.report.charts import Curve, Panel, Whisker
-from manege.report.history import INDICES, Cell, History, place_of
+from manege.report.history import INDICES, MEASURES, Cell, History, place_of
 from manege.report.page import Page, Section, code, details, escape, paragraph, table
-from manege.report.run import Kept, Run
+from manege.report.run import Kept, Run, mixture_metric
 from manege.report.series import quantiles, thinned
 
 COLUMNS = 8
@@ -50,15 +49,6 @@ NAMES = {
     "nearer-to-train": "nearer to training pictures",
     "modes": "modes found",
 }
-MEASURES = {
-    "score": "score",
-    "mixture": "mixture score",
-    "fitness": "fitness of the generator",
-    "generator": "generator loss",
-    "discriminator": "discriminator loss",
-    "spread": "spread of samples",
-    "diversity": "diversity of the neighbourhood",
-}
 _FAULTS = {
     "cell_failed": ("cells failed", "c1"),
     "trainer_died": ("trainers died", "c4"),
@@ -71,18 +61,7 @@ _FAULTS = {
 
 def measure_name(run: Run) -> str:
     """What cells are judged by, in words."""
-    history = run.history
-    if history.measure == "score":
-        return str(history.metric)
-    if history.measure == "mixture":
-        return f"mixture score ({mixture_metric(run)})"
-    return MEASURES[history.measure]
-
-
-def mixture_metric(run: Run) -> str:
-    """The metric by which a grid weighs its mixtures."""
-    cellular = run.config.get("cellular") or {}
-    return str((cellular.get("mixture") or {}).get("metric", "score"))
+    return run.history.measure_name(mixture_metric(run.config))
 
 
 def head(run: Run) -> list[str]:
@@ -133,7 +112,7 @@ def _state_note(run: Run) -> str | None:
         case "running":
             return "The run goes on; this is what it had come to when the report was made."
         case "interrupted":
-            return f"Nobody runs this run, and it has not ended; {resume} goes on from its last commit."
+            return f"Nobody runs this run, and it has not ended; {resume} goes on."
         case "stopped":
             return f"The run was stopped before its end; {resume} goes on."
         case "failed":
@@ -182,8 +161,8 @@ def scores(run: Run, page: Page) -> Section | None:
         section.add(
             paragraph(
                 "Not evaluated against held-out pictures yet. "
-                f"<code>manege evaluate {escape(shlex.quote(str(run.path)))}</code> does that, and the "
-                "next report shows it here."
+                f"<code>manege evaluate {escape(shlex.quote(str(run.path)))}</code> does that, and "
+                "the next report shows it here."
             )
         )
     _training_scores(run, section, page)
@@ -232,7 +211,8 @@ def _tile(one: dict[str, Any]) -> str:
     return (
         f'<div class="tile"><div class="name">{escape(NAMES.get(name, name))}</div>'
         f'<div class="value">{told(one["value"])}</div><div class="more">'
-        f"{told(one.get('low'))} to {told(one.get('high'))}{marks}{real}<br>{better(name)}</div></div>"
+        f"{told(one.get('low'))} to {told(one.get('high'))}{marks}{real}<br>{better(name)}"
+        "</div></div>"
     )
 
 
@@ -300,7 +280,7 @@ def _training_scores(run: Run, section: Section, page: Page) -> None:
         ]
         rows = sorted(rows, key=lambda one: one.value)[:30]
         drawing = charts.whiskers(
-            f"Final mixtures: {mixture_metric(run)} of each neighbourhood",
+            f"Final mixtures: {mixture_metric(run.config)} of each neighbourhood",
             "on fresh pictures against training ones; lower is better; the chosen one first",
             rows,
         )
@@ -671,7 +651,7 @@ def torus(run: Run, page: Page) -> Section | None:
     if mixtures:
         drawing = charts.heat(
             "Mixture score",
-            f"{mixture_metric(run)} of each neighbourhood, after the last round",
+            f"{mixture_metric(run.config)} of each neighbourhood, after the last round",
             shape,
             mixtures,
             marked=winner,
@@ -836,28 +816,10 @@ def family(run: Run, page: Page) -> Section | None:
     return section
 
 
-def routines(history: History) -> dict[str, float]:
-    """Seconds of the paper's routines and of what else takes time, from all cells' rounds."""
-    phases = dict(history.phases_s)
-    overall = phases.pop("overall", None)
-    if history.on_grid:
-        named = {
-            routine: sum(phases.pop(part, 0.0) for part in parts)
-            for routine, parts in ROUTINES.items()
-        }
-    else:
-        named = {name: phases.pop(name) for name in list(phases) if name != "gather"}
-        phases.pop("gather", None)
-    found = named | phases
-    if overall is not None and (rest := overall - sum(found.values())) > 0.005 * overall:
-        found["other"] = rest
-    return found
-
-
 def profile(run: Run, page: Page) -> Section | None:
     """Where the time went: Table IV and Figure 4 of the cellular paper."""
     history = run.history
-    found = routines(history)
+    found = history.routines()
     total = sum(found.values())
     if not total or not history.done:
         return None

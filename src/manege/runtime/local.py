@@ -34,6 +34,7 @@ from manege.runtime.coordinator import (
     Watcher,
 )
 from manege.runtime.desk import RunDesk
+from manege.runtime.screen import Nobody, Screen
 
 _POLL_S = 0.1
 _SERVER = "manege.trainer.server"
@@ -67,6 +68,7 @@ class Manner(NamedTuple):
     """Shows how far the feature network's training is."""
     stop: Callable[[], str | None]
     """The name of a signal that came, or None."""
+    screen: Screen = Nobody()
 
 
 def start_run(config: RunConfig, *, out: Path | None, command: str, manner: Manner) -> Finished:
@@ -93,6 +95,7 @@ def _carried_out(request: Mapping[str, Any], manner: Manner) -> Finished:
         failpoints.only_for(None)
         prepared = server.prepare(request, manner)
         rundir = RunDir.open(prepared.path)
+        manner.screen.opened(rundir.path)
         with rundir.start():
             if not request["new"]:
                 rundir.write_config(to_yaml(prepared.config))
@@ -249,7 +252,11 @@ class _Loop:
                 if not stopping and (stopped_by := self._manner.stop()):
                     stopping = True
                     self._carry(coordinator.stop(stopped_by, time.monotonic()))
+                for wish in self._manner.screen.wishes():
+                    self._carry(coordinator.wish(wish, time.monotonic()))
                 self._carry(coordinator.tick(time.monotonic()))
+                trainers, silent_s = coordinator.heartbeat()
+                self._manner.screen.look(trainers, silent_s, paused=coordinator.paused)
                 for channel in self._channels.values():
                     if channel.wants_write:
                         with suppress(Gone):
