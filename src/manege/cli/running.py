@@ -33,6 +33,15 @@ Stop = Callable[[], str | None]
 """What asked for the end, if anything did."""
 
 
+TensorBoard = Annotated[
+    bool,
+    typer.Option(
+        "--tensorboard",
+        help="Also write scalars, sample sheets and the configuration to RUN/tensorboard.",
+    ),
+]
+
+
 class Done(NamedTuple):
     """A run that has come to an end, or to a stop."""
 
@@ -59,11 +68,13 @@ Where = Annotated[
 ]
 
 
-def start(config: RunConfig, out: Path | None, runtime: Runtime, workers: str) -> Done:
+def start(
+    config: RunConfig, out: Path | None, runtime: Runtime, workers: str, *, tensorboard: bool
+) -> Done:
     """A new run, with progress on standard error."""
     command = shlex.join(["manege", *sys.argv[1:]])
     count = _count(workers)
-    with _shown() as (watcher, stop):
+    with _shown(tensorboard=tensorboard) as (watcher, stop):
         if _is_local(runtime):
             from manege.runtime import local
 
@@ -84,11 +95,17 @@ def start(config: RunConfig, out: Path | None, runtime: Runtime, workers: str) -
 
 
 def go_on(
-    path: Path, rounds: int | None, budget: str | None, runtime: Runtime, workers: str
+    path: Path,
+    rounds: int | None,
+    budget: str | None,
+    runtime: Runtime,
+    workers: str,
+    *,
+    tensorboard: bool,
 ) -> Done:
     """The same for a run that is there already."""
     count = _count(workers)
-    with _shown() as (watcher, stop):
+    with _shown(tensorboard=tensorboard) as (watcher, stop):
         if _is_local(runtime):
             from manege.runtime import local
 
@@ -109,12 +126,18 @@ def go_on(
 
 
 @contextmanager
-def _shown() -> Iterator[tuple[Careful, Stop]]:
+def _shown(*, tensorboard: bool) -> Iterator[tuple[Careful, Stop]]:
     """The run on standard error, and signals noted, while inside."""
     from manege.stopping import StopSignals
     from manege.view.live import for_this_terminal
 
-    with StopSignals() as signals, for_this_terminal() as watcher:
+    sinks = []
+    if tensorboard:
+        from manege.view.tensorboard import Board, check_installed
+
+        check_installed()
+        sinks.append(Board())
+    with StopSignals() as signals, for_this_terminal(sinks) as watcher:
         yield watcher, lambda: signals() or watcher.asked_to_stop()
 
 

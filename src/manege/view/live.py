@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from manege.view.lines import Lines
 from manege.view.page import compose
@@ -152,11 +152,24 @@ class Live:
         self._cost_s = 0.0
 
 
+class Sink(Protocol):
+    """Somebody who wants every event."""
+
+    def opened(self, path: Path) -> None:
+        """The run lies there."""
+        ...
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """A line of events.jsonl."""
+        ...
+
+
 class Careful:
     """A view that cannot hurt: when it breaks, plain lines take over; when they do, silence."""
 
-    def __init__(self, view: Live | Lines) -> None:
+    def __init__(self, view: Live | Lines, sinks: Sequence[Sink] = ()) -> None:
         self._view: Live | Lines | None = view
+        self._sinks = list(sinks)
 
     def __enter__(self) -> Self:
         return self
@@ -171,10 +184,12 @@ class Careful:
     def opened(self, path: Path) -> None:
         """The run lies there."""
         self._try(lambda view: view.opened(path), None)
+        self._pour(lambda sink: sink.opened(path))
 
     def event(self, event: dict[str, Any]) -> None:
         """See a line of events.jsonl."""
         self._try(lambda view: view.event(event), None)
+        self._pour(lambda sink: sink.event(event))
 
     def step(self, cell: str, place: tuple[int, int, int], fraction: float) -> None:
         """See a step."""
@@ -191,6 +206,16 @@ class Careful:
     def asked_to_stop(self) -> str | None:
         """Who asked for the end."""
         return self._try(lambda view: view.asked_to_stop(), None)
+
+    def _pour(self, act: Callable[[Sink], None]) -> None:
+        """Give the sinks what they want; one that breaks is left out from then on."""
+        for sink in list(self._sinks):
+            try:
+                act(sink)
+            except Exception as error:
+                self._sinks.remove(sink)
+                name = type(sink).__name__
+                self.say(f"warning: {name} broke and is left out ({type(error).__name__}: {error})")
 
     def _try(self, act: Callable[[Live | Lines], T], otherwise: T) -> T:
         if self._view is None:
@@ -216,6 +241,6 @@ class Careful:
         self._view = lines
 
 
-def for_this_terminal() -> Careful:
+def for_this_terminal(sinks: Sequence[Sink] = ()) -> Careful:
     """The live page when standard error is a terminal, else plain lines."""
-    return Careful(Live() if can_paint(sys.stderr) else Lines())
+    return Careful(Live() if can_paint(sys.stderr) else Lines(), sinks)
