@@ -13,8 +13,8 @@ from manege.progress import duration
 from manege.report import charts, sections, sheets
 from manege.report.axes import told
 from manege.report.charts import Curve, Whisker
-from manege.report.drawing import SERIES
-from manege.report.page import Page, Section, code, escape, paragraph, table
+from manege.report.drawing import SERIES, escape
+from manege.report.page import Page, Section, code, paragraph, table
 from manege.report.run import Run, flat, read_run
 from manege.report.series import quantiles
 

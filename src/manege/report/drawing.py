@@ -10,6 +10,7 @@ import functools
 import html
 import importlib.util
 import io
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -53,6 +54,8 @@ SERIES = ("c0", "c1", "c2", "c3", "c4", "c5", "c7", "c6")
 FAMILY = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 Point = tuple[float, float]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class _Shape(NamedTuple):
@@ -159,8 +162,8 @@ class Drawing:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" role="img" '
             f'aria-labelledby="{name}-t {name}-d" font-family="{FAMILY}"'
             + (f' width="{wide}" height="{high}">' if alone else ">")
-            + f'<title id="{name}-t">{html.escape(self.title)}</title>'
-            f'<desc id="{name}-d">{html.escape(self.told)}</desc>'
+            + f'<title id="{name}-t">{escape(self.title)}</title>'
+            f'<desc id="{name}-d">{escape(self.told)}</desc>'
         )
         if alone:
             head += (
@@ -178,10 +181,14 @@ class Drawing:
         draw = ImageDraw.Draw(image, "RGBA")
         for shape in self._shapes:
             _paint(draw, shape, fine)
-        image = image.resize((size[0] // 2, size[1] // 2), Image.Resampling.BOX)
         buffer = io.BytesIO()
-        image.save(buffer, format="PNG", compress_level=6)
+        image.reduce(2).save(buffer, format="PNG", compress_level=4)
         return buffer.getvalue()
+
+
+def escape(text: object) -> str:
+    """Text that is no markup; control characters are shown, not meant."""
+    return html.escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text)))
 
 
 def variables(palette: dict[str, str]) -> str:
@@ -189,6 +196,7 @@ def variables(palette: dict[str, str]) -> str:
     return "".join(f"--{role}:{colour};" for role, colour in palette.items())
 
 
+@functools.lru_cache(maxsize=20_000)
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
     """About how wide words will be."""
     return float(_font(100, bold).getlength(text)) * size / 100
@@ -223,7 +231,7 @@ def _style(shape: _Shape) -> str:
 
 def _svg(shape: _Shape) -> str:
     style = _style(shape)
-    inside = f"<title>{html.escape(shape.told)}</title>" if shape.told else ""
+    inside = f"<title>{escape(shape.told)}</title>" if shape.told else ""
     (x, y), *_ = shape.points
     match shape.kind:
         case "line" | "area":
@@ -247,7 +255,7 @@ def _svg(shape: _Shape) -> str:
             anchor = "" if shape.anchor == "start" else f' text-anchor="{shape.anchor}"'
             return (
                 f'<text x="{_short(x)}" y="{_short(y)}" font-size="{_short(shape.size)}"'
-                f'{weight}{anchor} style="{style}">{html.escape(shape.text)}</text>'
+                f'{weight}{anchor} style="{style}">{escape(shape.text)}</text>'
             )
 
 

@@ -49,7 +49,8 @@ class Round(NamedTuple):
     discriminator: float | None
     spread: float | None
     images_per_s: float | None
-    phases_s: dict[str, float]
+    seconds: float
+    """Of all its phases."""
     diversity: float | None = None
     offspring: tuple[Offspring, Offspring] | None = None
     """Generator and discriminator, on a grid."""
@@ -216,12 +217,12 @@ class History:
             _number(losses.get("discriminator")),
             _number(event.get("spread")),
             _number(event.get("images_per_s")),
-            phases,
+            phases.get("overall") or sum(phases.values()),
             _number(grid.get("diversity")),
             pair,
-            _numbers(mixture.get("weights") or {}) or None,
+            _numbers(mixture["weights"]) if mixture.get("weights") else None,
             _number(mixture.get("score")),
-            _numbers(event.get("indices") or {}) or None,
+            _numbers(event["indices"]) if event.get("indices") else None,
         )
         if again is None:
             self.done += 1
@@ -436,6 +437,8 @@ def _measured(one: Round, measure: str) -> float | None:
 
 
 def _number(value: Any) -> float | None:
+    if type(value) is float:  # As nearly always, in files of a hundred thousand lines.
+        return value if -math.inf < value < math.inf else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None

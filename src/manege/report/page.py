@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from manege.pictures import Picture
-from manege.report.drawing import DARK, FAMILY, LIGHT, Drawing, variables
+from manege.report.drawing import DARK, FAMILY, LIGHT, Drawing, escape, variables
 from manege.report.sheets import png_data
 
 MOST_BYTES = 10_000_000
@@ -88,14 +86,6 @@ class Page:
             f"<footer>Drawn by <code>manege report</code> from the run directory alone.</footer>"
             "</body></html>\n"
         )
-
-
-def escape(text: object) -> str:
-    """Text that is no HTML; control characters are shown, not meant."""
-    clean = re.sub(
-        r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", str(text)
-    )
-    return html.escape(clean)
 
 
 def paragraph(text: str, kind: str = "") -> str:

@@ -90,9 +90,17 @@ class Run:
         return time.time() - max(self.history.last_t or 0.0, _age(self.path / LIVE)) < _FRESH_S
 
     @property
+    def classes(self) -> dict[str, dict[str, Any]]:
+        """What data.json tells of the data's classes."""
+        found = self.data.get("classes")
+        if not isinstance(found, dict):
+            return {}
+        return {key: one for key, one in found.items() if isinstance(one, dict)}
+
+    @property
     def labels(self) -> list[str]:
         """The data's classes."""
-        return list(self.data.get("classes") or {})
+        return list(self.classes)
 
     @property
     def size(self) -> int | None:

@@ -11,8 +11,9 @@ from manege.progress import duration
 from manege.report import charts, sheets
 from manege.report.axes import told
 from manege.report.charts import Curve, Panel, Whisker
+from manege.report.drawing import escape
 from manege.report.history import INDICES, MEASURES, Cell, History, place_of
-from manege.report.page import Page, Section, code, details, escape, paragraph, table
+from manege.report.page import Page, Section, code, details, paragraph, table
 from manege.report.run import Kept, Run, mixture_metric
 from manege.report.series import quantiles, thinned
 
@@ -827,7 +828,7 @@ def profile(run: Run, page: Page) -> Section | None:
     rows = [(name, seconds, f"{seconds / total:.1%}") for name, seconds in found.items()]
     drawing = charts.bars("Share of each routine", "of the time of all cells' rounds", rows)
     by_cell = [
-        (cell.key, sum(_overall(row.phases_s) for row in cell.rounds.values()))
+        (cell.key, sum(row.seconds for row in cell.rounds.values()))
         for cell in history.cells.values()
     ]
     by_cell = sorted((pair for pair in by_cell if pair[1] > 0), key=lambda pair: -pair[1])
@@ -864,10 +865,6 @@ def profile(run: Run, page: Page) -> Section | None:
             )
         )
     return section
-
-
-def _overall(phases_s: dict[str, float]) -> float:
-    return phases_s.get("overall") or sum(phases_s.values())
 
 
 def faults(run: Run, page: Page) -> Section | None:
@@ -909,7 +906,7 @@ def faults(run: Run, page: Page) -> Section | None:
 def classes(run: Run) -> Section | None:
     """A table of the classes, or of a grid's cells."""
     history = run.history
-    counts = run.data.get("classes") or {}
+    counts = run.classes
     if not history.cells and not counts:
         return None
     per_class = history.method == "per-class"

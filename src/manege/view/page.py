@@ -399,7 +399,7 @@ _ORDER = {state: number for number, state in enumerate(_WORST)}
 def _list(scene: Scene, width: int, room: int, signs: Signs) -> list[Line]:
     cells = list(scene.history.cells.values())
     longest = max(_wide(cell.key) for cell in cells)
-    for each in (38, 26, 19, 15):
+    for each in (38, 26, 20):
         columns = max(1, width // each)
         if columns * room >= len(cells):
             break
@@ -447,11 +447,12 @@ def _wide(text: str) -> int:
 
 
 def _fit(text: str, width: int) -> str:
-    """A text in just so many columns."""
+    """A text in just so many columns; a long one is cut in its middle, for names end differently."""
     if _wide(text) > width:
-        while text and _wide(text) > width - 1:
+        tail = text[-(width // 3) :] if width >= 6 else ""
+        while text and _wide(text) + _wide(tail) > width - 1:
             text = text[:-1]
-        text += "…"
+        text += f"…{tail}"
     return text + " " * (width - _wide(text))
 
 

@@ -89,7 +89,8 @@ class Board:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         assert self._run is not None
-        folder = self._run / FOLDER / (cell_folder(cell) if cell is not None else "run")
+        # What is of the whole run lies above: a cell may have any name.
+        folder = self._run / FOLDER / (cell_folder(cell) if cell is not None else "")
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"events.out.tfevents.{self._mark}.manege"
         fresh = not file.exists()
