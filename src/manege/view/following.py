@@ -145,7 +145,7 @@ def follow(path: Path) -> None:
     """Plain lines on standard output, one a round, until the run ends."""
     followed = Followed(path)
     lines = Lines(sys.stdout, followed.looked)
-    first = True
+    first, told = True, False
     while True:
         fresh = followed.refresh()
         for event in [] if first else fresh:
@@ -156,7 +156,8 @@ def follow(path: Path) -> None:
         if not followed.going_on:
             break
         time.sleep(EVERY_S)
-    if fresh:
+        told = True
+    if told:
         lines.say(_where(followed))
 
 

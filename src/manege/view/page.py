@@ -393,7 +393,11 @@ def _blocks(
     return lines
 
 
-_ORDER = {state: number for number, state in enumerate(_WORST)}
+_ORDER = {
+    state: number
+    for number, state in enumerate(("failed", "again", "running", "finished", "stopped", "waiting"))
+}
+"""Of a list that is too long for the page: what says something comes first."""
 
 
 def _list(scene: Scene, width: int, room: int, signs: Signs) -> list[Line]:
@@ -447,7 +451,7 @@ def _wide(text: str) -> int:
 
 
 def _fit(text: str, width: int) -> str:
-    """A text in just so many columns; a long one is cut in its middle, for names end differently."""
+    """A text in just so many columns; a long one is cut in its middle: names end differently."""
     if _wide(text) > width:
         tail = text[-(width // 3) :] if width >= 6 else ""
         while text and _wide(text) + _wide(tail) > width - 1:
