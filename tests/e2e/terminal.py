@@ -27,7 +27,8 @@ class Shown:
     @property
     def pages(self) -> list[str]:
         """Each painting, without its controls."""
-        return [CONTROL.sub("", page).replace("\r", "") for page in self.text.split("\x1b[H")[1:]]
+        painted = self.text.split("\x1b[?1049l", 1)[0].split("\x1b[H")[1:]
+        return [CONTROL.sub("", page).replace("\r", "") for page in painted]
 
     @property
     def left(self) -> str:

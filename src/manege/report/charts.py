@@ -311,7 +311,9 @@ def kinds(
     names = sorted(set(values.values()))
     counts = {name: sum(value == name for value in values.values()) for name in names}
     words = ", ".join(f"{name} in {counts[name]} cells" for name in names)
-    drawing = Drawing(width, top + rows * side + 44, title, f"{note} {words}.")
+    texts = [f"{name} ({counts[name]})" for name in names]
+    places = _legend(texts, left, top + rows * side + 22, width)
+    drawing = Drawing(width, places[-1][1] + 20, title, f"{note} {words}.")
     _head(drawing, note)
     for (row, column), name in values.items():
         colour = SERIES[names.index(name) % len(SERIES)]
@@ -329,13 +331,24 @@ def kinds(
             drawing.text(
                 middle, name[:1].upper(), size=12, colour="paper", bold=True, anchor="middle"
             )
-    x = left
-    for number, name in enumerate(names):
-        drawing.box(x, top + rows * side + 12, 12, 12, SERIES[number % len(SERIES)], radius=2)
-        text = f"{name} ({counts[name]})"
-        drawing.text((x + 17, top + rows * side + 22), text, size=12)
-        x += text_width(text, 12) + 34
+    for number, (name, (x, y)) in enumerate(zip(names, places, strict=True)):
+        drawing.box(x, y - 10, 12, 12, SERIES[number % len(SERIES)], radius=2)
+        drawing.text((x + 17, y), f"{name} ({counts[name]})", size=12)
     return drawing
+
+
+def _legend(
+    texts: Sequence[str], left: float, top: float, width: float
+) -> list[tuple[float, float]]:
+    """Where the entries of a legend begin, in as many rows as they need."""
+    places, x, y = [], left, top
+    for text in texts:
+        wide = text_width(text, 12) + 34
+        if x > left and x + wide > width:
+            x, y = left, y + 20
+        places.append((x, y))
+        x += wide
+    return places
 
 
 def shade(part: float) -> str:
