@@ -126,6 +126,15 @@ def draw_y(drawing: Drawing, scale: Scale, left: float, right: float, count: int
         drawing.text((left - 6, y + 4), text, size=TICK, colour="muted", anchor="end")
 
 
+def draw_ends(drawing: Drawing, scale: Scale, bottom: float, label: str) -> None:
+    """The first and the last round below a small figure."""
+    for x in (scale.start, scale.end):
+        drawing.line([(x, bottom), (x, bottom + 4)], "muted")
+    first, last = f"{round(scale.low):,}", f"{label} {round(scale.high):,}".strip()
+    drawing.text((scale.start, bottom + 16), first, size=TICK, colour="muted")
+    drawing.text((scale.end, bottom + 16), last, size=TICK, colour="muted", anchor="end")
+
+
 def draw_rounds(drawing: Drawing, scale: Scale, bottom: float, label: str | None = "round") -> None:
     """Numbers of rounds below; the word for them stands with the last."""
     last = round(scale.high)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from manege.report.axes import (
     TICK,
     Scale,
+    draw_ends,
     draw_rounds,
     draw_y,
     rounds_scale,
@@ -155,7 +156,7 @@ def multiples(
     title: str, note: str, panels: Sequence[Panel], *, log: bool = False, columns: int | None = None
 ) -> Drawing:
     """Many small figures on the same axes, so that one look compares them."""
-    columns = columns or min(len(panels), 6 if len(panels) > 8 else 4 if len(panels) > 3 else 3)
+    columns = columns or _columns(len(panels))
     rows = math.ceil(len(panels) / columns)
     left, gap = 52.0, 18.0
     wide = (WIDE - left - gap * (columns - 1)) / columns
@@ -180,8 +181,15 @@ def multiples(
                 place = (start - 6, y(tick) + 4)
                 drawing.text(place, text, size=TICK, colour="muted", anchor="end")
         if number + columns >= len(panels):
-            draw_rounds(drawing, x, top + high - 16, "round" if column == columns - 1 else None)
+            draw_ends(drawing, x, top + high - 16, "round")
     return drawing
+
+
+def _columns(count: int) -> int:
+    """As many as leave the fewest places empty."""
+    if count <= 6:
+        return max(3, count)
+    return min((6, 5, 4), key=lambda columns: (-count % columns, -columns))
 
 
 def _multiples_told(note: str, panels: Sequence[Panel]) -> str:

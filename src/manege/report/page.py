@@ -184,7 +184,9 @@ img.smooth{{image-rendering:auto}}
 .pair .top{{font-size:13px;color:var(--muted);font-weight:600}}
 .pair .label{{font-weight:600;overflow-wrap:anywhere}}
 .strips{{display:grid;grid-template-columns:repeat(auto-fill,minmax(300px,1fr));gap:26px 30px}}
-.strip{{display:grid;grid-template-columns:max-content 1fr;gap:3px 10px;align-items:center}}
+.strip{{display:grid;grid-template-columns:max-content 1fr;gap:3px 10px;align-items:center;
+ align-content:start}}
+.pair+p,.strips+p,.figures+p,img+p{{margin-top:12px}}
 .strip h3{{grid-column:1/-1;margin:0 0 4px}}
 .strip .round{{font-size:12px;color:var(--muted);text-align:right;
  font-variant-numeric:tabular-nums}}
@@ -194,8 +196,8 @@ caption{{text-align:left;font-size:13px;padding-bottom:6px}}
 th,td{{text-align:left;padding:6px 16px 6px 0;border-bottom:1px solid var(--rule);
  vertical-align:top}}
 thead th{{color:var(--muted);font-weight:600;font-size:13px;border-bottom-width:2px}}
-tbody th{{font-weight:600;overflow-wrap:anywhere}}
-.number{{text-align:right}}
+tbody th{{font-weight:600;overflow-wrap:break-word;min-width:5em}}
+.number{{text-align:right;white-space:nowrap}}
 td.number,th.number{{padding-left:10px}}
 .good{{color:var(--c2)}}.bad{{color:var(--c1);font-weight:600}}
 pre{{background:var(--soft);padding:12px 14px;border-radius:8px;overflow-x:auto;font-size:13px;

@@ -6,7 +6,8 @@ import shlex
 import time
 from typing import Any
 
-from manege.pictures import viewing_scale
+import numpy as np
+
 from manege.progress import duration
 from manege.report import charts, sheets
 from manege.report.axes import told
@@ -262,7 +263,7 @@ def _training_scores(run: Run, section: Section, page: Page) -> None:
             for key, one in sorted(best.items(), key=lambda pair: float(pair[1]["value"]))
         ][:40]
         drawing = charts.whiskers(
-            f"Best {history.metric} during training",
+            f"Best {_titled(history.metric)} during training",
             f"against training pictures, by which the generator was chosen; {history.space}",
             rows,
         )
@@ -328,7 +329,6 @@ def _beside(run: Run, page: Page, section: Section, side: int) -> None:
     if not made:
         return
     unlabelled = len(real) > 1 and not set(real) & set(made)
-    width = min(COLUMNS * (side + 1) + 1, 480) if side >= 64 else COLUMNS * (side + 1) * _zoom(side)
     parts = [
         '<div class="corner"></div><div class="top">real</div><div class="top">generated</div>'
     ]
@@ -348,8 +348,12 @@ def _beside(run: Run, page: Page, section: Section, side: int) -> None:
             break
         shown += 1
         other = real.get(label) if not unlabelled else real.get(str(number))
-        left = page.picture(other, f"real pictures: {label}", width) if other is not None else ""
-        right = page.picture(row, f"generated pictures: {label}", width)
+        left = (
+            page.picture(other, f"real pictures: {label}", 440, kind=_kind(side))
+            if other is not None
+            else ""
+        )
+        right = page.picture(row, f"generated pictures: {label}", 440, kind=_kind(side))
         name = escape(label) if label != "all" else "all"
         parts.append(f'<div class="label">{name}</div><div>{left}</div><div>{right}</div>')
     section.add(f'<div class="pair">{"".join(parts)}</div>')
@@ -369,6 +373,11 @@ def _beside(run: Run, page: Page, section: Section, side: int) -> None:
 
 def _zoom(side: int) -> int:
     return 1 if side >= 48 else max(1, round(44 / side))
+
+
+def _kind(side: int) -> str:
+    """Small pictures are shown pixel by pixel; larger ones would look torn."""
+    return "smooth" if side >= 24 else ""
 
 
 def _rows_of(run: Run, file: str, side: int) -> dict[str, Any]:
@@ -412,8 +421,6 @@ def _cut(run: Run, file: str, side: int) -> Any | None:
 
 def _atlas(run: Run, page: Page, section: Section, side: int) -> None:
     """Every cell's pictures in its place on the torus."""
-    import numpy as np
-
     shape = run.history.shape()
     if shape is None or shape[0] * shape[1] > MOST_ATLAS:
         return
@@ -436,7 +443,12 @@ def _atlas(run: Run, page: Page, section: Section, side: int) -> None:
     width = min(640.0, sheet.shape[1] * _zoom(side))
     section.add(
         "<h3>Each cell in its place on the torus</h3>",
-        page.picture(sheet, f"samples of {shape[0]} by {shape[1]} cells, each in its place", width),
+        page.picture(
+            sheet,
+            f"samples of {shape[0]} by {shape[1]} cells, each in its place",
+            width,
+            kind=_kind(side),
+        ),
     )
 
 
@@ -468,7 +480,7 @@ def _film(run: Run, page: Page, cell: Cell) -> str | None:
             image = None
             if cut is not None:
                 row = sheets.strip(cut[:COLUMNS], COLUMNS)
-                image = page.picture(row, alt, row.shape[1] * viewing_scale(run.size or 1) / 1.6)
+                image = page.picture(row, alt, 290, kind=_kind(run.size or 1))
         if image is not None:
             rows.append(f'<div class="round">round {round_}</div><div>{image}</div>')
     if not rows:
@@ -506,12 +518,10 @@ def nearest(run: Run, page: Page) -> Section | None:
         if sheet is None:
             continue
         cut = None if run.size is None else sheets.tiles(sheet, run.size)
-        small = sheet if cut is None else sheets.strip(cut[: 2 * min(16, len(cut) // 2)], 16)
-        if cut is not None:
+        small = sheet
+        if cut is not None and len(cut) > 1:
             half = len(cut) // 2
             some = min(16, half)
-            import numpy as np
-
             small = sheets.strip(np.concatenate([cut[:some], cut[half : half + some]]), some)
         known = {str(one["name"]): one for one in kept.overall}
         words = (
@@ -525,7 +535,12 @@ def nearest(run: Run, page: Page) -> Section | None:
                 "half is neutral."
             )
         section.add(
-            page.picture(small, "generated pictures above their nearest training pictures", 1000),
+            page.picture(
+                small,
+                "generated pictures above their nearest training pictures",
+                1000,
+                kind=_kind(run.size or 1),
+            ),
             paragraph(words, "muted"),
         )
         return section
@@ -550,11 +565,9 @@ def progress(run: Run, page: Page) -> Section | None:
         figures.append(page.figure("losses", charts.curves("Losses", note, pair)))
     judged = quantiles(history, history.measure)
     if judged is not None and history.measure != "generator":
-        title = measure_name(run)
+        title = _titled(measure_name(run))
         note = f"lower is better{'; ' + over if over else ''}"
-        drawing = charts.curves(
-            title[:1].upper() + title[1:], note, [Curve(title, judged, "c2")], log=True
-        )
+        drawing = charts.curves(title, note, [Curve(title, judged, "c2")], log=True)
         figures.append(page.figure("score", drawing))
     if figures:
         section.add(f'<div class="figures">{"".join(figures)}</div>')
@@ -562,7 +575,7 @@ def progress(run: Run, page: Page) -> Section | None:
     if len(panels) > 1:
         name = measure_name(run)
         drawing = charts.multiples(
-            f"{name[:1].upper() + name[1:]} of each {'cell' if history.on_grid else 'class'}",
+            f"{_titled(name)} of each {'cell' if history.on_grid else 'class'}",
             "all on the same axes; the dot is the lowest value"
             + ("; bands are 95 % intervals" if history.measure == "score" else ""),
             panels,
@@ -574,6 +587,10 @@ def progress(run: Run, page: Page) -> Section | None:
         figure = page.figure("each", drawing, caption, wide=True)
         section.add(f'<div class="figures" style="margin-top:26px">{figure}</div>')
     return section if section.parts else None
+
+
+def _titled(name: str) -> str:
+    return {"kid": "KID", "fd": "Fréchet distance"}.get(name, name[:1].upper() + name[1:])
 
 
 def _panels(run: Run) -> list[Panel]:
@@ -836,26 +853,26 @@ def profile(run: Run, page: Page) -> Section | None:
     if len(by_cell) > 1:
         shown = [(name, seconds, duration(seconds)) for name, seconds in by_cell[:12]]
         more = (
-            f"the longest {len(shown)} of {len(by_cell)}" if len(by_cell) > 12 else "training time"
+            f"the longest {len(shown)} of {len(by_cell)}"
+            if len(by_cell) > 12
+            else "wall time of its rounds"
         )
         figures.append(page.figure("profile-cells", charts.bars("Time of each cell", more, shown)))
     longest = by_cell[0][1] if by_cell else total
-    section.add(
-        table(
-            ("routine", "seconds", "a cell and round", "share"),
-            [
-                (name, f"{seconds:,.2f}", f"{seconds / history.done:.4f}", f"{seconds / total:.1%}")
-                for name, seconds in found.items()
-            ]
-            + [("overall", f"{total:,.2f}", f"{total / history.done:.4f}", "100 %")],
-            caption=(
-                f"Seconds of all {history.done:,} rounds together, which is what one core would "
-                f"take; the cell that took longest had {longest:,.1f} s."
-            ),
-            numbers=(1, 2, 3),
+    listed = table(
+        ("routine", "seconds", "a cell and round", "share"),
+        [
+            (name, f"{seconds:,.2f}", f"{seconds / history.done:.4f}", f"{seconds / total:.1%}")
+            for name, seconds in found.items()
+        ]
+        + [("overall", f"{total:,.2f}", f"{total / history.done:.4f}", "100 %")],
+        caption=(
+            f"Wall seconds of all {history.done:,} rounds together; the cell that took longest "
+            f"had {longest:,.1f}."
         ),
-        f'<div class="figures">{"".join(figures)}</div>',
+        numbers=(1, 2, 3),
     )
+    section.add(f'<div class="figures"><div>{listed}</div>{"".join(figures)}</div>')
     if history.commits:
         section.add(
             paragraph(
