@@ -154,8 +154,8 @@ def start_run(
     """A new run in this process, from opening the data to the combined model."""
     look = Look(say, counter("feature network: seen"), stop)
     rundir, config, dataset = prepare_new(config, out, command or shlex.join(sys.argv), look)
-    watcher, screen = _looked_at_by(watcher, screen, rundir.path)
     with rundir.start():
+        watcher, screen = _looked_at_by(watcher, screen, rundir.path)
         outcome = run(config, rundir, dataset, watcher=watcher, stop=stop, screen=screen)
     return Run(rundir.path, config, outcome)
 
@@ -173,8 +173,8 @@ def continue_run(
     """Go on with a run in this process; a new length replaces the old, of either kind."""
     look = Look(say, counter("feature network: seen"), stop)
     rundir, config, dataset = prepare_resume(path, rounds=rounds, budget_s=budget_s, look=look)
-    watcher, screen = _looked_at_by(watcher, screen, rundir.path)
     with rundir.start():
+        watcher, screen = _looked_at_by(watcher, screen, rundir.path)
         rundir.write_config(to_yaml(config))
         outcome = run(config, rundir, dataset, watcher=watcher, stop=stop, screen=screen)
     return Run(path, config, outcome)

@@ -97,7 +97,8 @@ def told(value: float | None, digits: int = 3) -> str:
     if size >= 10_000 or size < 0.0005:
         text = f"{value:.{digits - 1}e}"
         mantissa, _, power = text.partition("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
+        text = f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
+        return text.replace("-", "−", 1) if value < 0 else text
     if size >= 100:
         return f"{value:,.0f}" if size >= 1000 else f"{value:.0f}"
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(size)))}f}".replace("-", "−", 1)

@@ -157,8 +157,8 @@ a{{color:var(--c0)}}
 .notes ul{{margin:4px 0 0;padding-left:20px}}
 nav{{position:sticky;top:0;z-index:2;background:var(--paper);border-bottom:1px solid var(--rule);
  margin-top:22px}}
-nav ul{{display:flex;gap:4px 18px;overflow-x:auto;max-width:1064px;margin:0 auto;padding:10px 24px;
- list-style:none;scrollbar-width:thin}}
+nav ul{{display:flex;flex-wrap:wrap;gap:4px 18px;overflow-x:auto;max-width:1064px;margin:0 auto;
+ padding:10px 24px;list-style:none;scrollbar-width:thin}}
 nav a{{white-space:nowrap;text-decoration:none;color:var(--muted);font-size:14px}}
 nav a:hover{{color:var(--ink)}}
 section{{padding:34px 0 10px;scroll-margin-top:30px;border-bottom:1px solid var(--rule)}}
@@ -168,7 +168,7 @@ section:last-child{{border:0}}
 .tile{{background:var(--soft);border-radius:8px;padding:12px 14px}}
 .tile .name{{font-size:13px;color:var(--muted)}}
 .tile .value{{font-size:26px;font-weight:600;line-height:1.25;font-variant-numeric:tabular-nums}}
-.tile .more{{font-size:12.5px;color:var(--muted);line-height:1.45}}
+.tile .more{{white-space:nowrap;font-size:12.5px;color:var(--muted);line-height:1.45}}
 .figures{{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:26px 36px;
  align-items:start}}
 .figure{{margin:0;min-width:0}}
@@ -212,7 +212,8 @@ footer{{color:var(--muted);font-size:13px;padding-top:26px;padding-bottom:40px}}
 .skip{{position:absolute;left:-999px}}
 .skip:focus{{left:16px;top:10px;background:var(--paper);padding:6px 12px;z-index:3}}
 @media (max-width:760px){{
- header,main,footer{{padding-left:16px;padding-right:16px}}nav ul{{padding-left:16px}}
+ header,main,footer{{padding-left:16px;padding-right:16px}}
+ nav ul{{padding-left:16px;flex-wrap:nowrap}}
  h1{{font-size:24px}}.badge{{vertical-align:3px}}
  .figures,.figures.three{{grid-template-columns:minmax(0,1fr)}}
  .figure.wide .drawing{{overflow-x:auto}}.figure.wide svg{{min-width:680px}}

@@ -45,10 +45,10 @@ HEADLINES = (
     "nearer-to-train",
 )
 NAMES = {
-    "kid": "kernel distance (KID)",
+    "kid": "KID",
     "fd": "Fréchet distance",
     "agreement": "label agreement",
-    "nearer-to-train": "nearer to training pictures",
+    "nearer-to-train": "nearer to training",
     "modes": "modes found",
 }
 _FAULTS = {
@@ -784,15 +784,21 @@ def stability(run: Run, page: Page) -> Section | None:
     return section
 
 
+def _winner(history: History) -> tuple[str | None, str]:
+    """The cell whose generator counts most, and why it does."""
+    if history.mixture and history.mixture["weights"]:
+        cell, weight = max(history.mixture["weights"].items(), key=lambda pair: pair[1])
+        return str(cell), f"the generator that draws {weight:.0%} of the final mixture"
+    found = history.best_cell(history.measure)
+    return (found[0].key, "that of the best cell so far") if found else (None, "")
+
+
 def family(run: Run, page: Page) -> Section | None:
     """The family tree of the winning generator."""
     history = run.history
     if not history.on_grid:
         return None
-    best = history.mixture["cell"] if history.mixture else None
-    if best is None:
-        found = history.best_cell(history.measure)
-        best = found[0].key if found else None
+    best, why = _winner(history)
     if best is None or best not in history.cells:
         return None
     line = history.lineage(best)
@@ -825,7 +831,8 @@ def family(run: Run, page: Page) -> Section | None:
     section = Section("family", "Family tree")
     origins = len({cell for cell, _ in line})
     words = (
-        f"{len(line) - 1} generations since the first generator of cell {escape(line[-1][0])}, "
+        f"The winner is {why}: {len(line) - 1} generations since the first generator of "
+        f"cell {escape(line[-1][0])}, "
         f"over {origins} cell{'s' if origins > 1 else ''}."
     )
     section.add(

@@ -95,8 +95,8 @@ def _carried_out(request: Mapping[str, Any], manner: Manner) -> Finished:
         failpoints.only_for(None)
         prepared = server.prepare(request, manner)
         rundir = RunDir.open(prepared.path)
-        manner.screen.opened(rundir.path)
         with rundir.start():
+            manner.screen.opened(rundir.path)
             if not request["new"]:
                 rundir.write_config(to_yaml(prepared.config))
             outcome = _Loop(server, rundir, prepared.config, manner).run()
