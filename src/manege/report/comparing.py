@@ -41,7 +41,7 @@ def page_of(runs: Sequence[Run]) -> Page:
         _again(runs, names),
     ]
     page.sections = [section for section in made if section is not None]
-    title = " and ".join(names) if len(names) < 4 else f"{len(names)} runs"
+    title = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) < 4 else f"{len(names)} runs"
     page.head = [f"<h1>{escape(title)}</h1>", '<p class="muted">side by side</p>']
     notes = [
         f"{escape(name)}: {escape(note)}"
@@ -191,7 +191,8 @@ def _samples(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section:
         else "Each run's own sheet of its finished model; <code>manege compare</code> draws them "
         "at the same seed."
     )
-    section.add(f'<div class="figures">{"".join(blocks)}</div>', paragraph(words, "muted"))
+    kind = "figures three" if len(runs) > 2 else "figures"
+    section.add(f'<div class="{kind}">{"".join(blocks)}</div>', paragraph(words, "muted"))
     return section
 
 
@@ -205,14 +206,16 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> Section:
         if any(value != values[0] for value in values):
             rows.append((f"<code>{escape(key)}</code>", *(escape(_brief(v)) for v in values)))
     if rows:
-        section.add(table(("key", *map(escape, names)), rows, caption=f"{len(rows)} keys differ."))
+        section.add(
+            table(("key", *map(escape, names)), rows, caption=f"Keys that differ: {len(rows)}.")
+        )
     else:
         section.add(paragraph("Nothing: the configurations are the same."))
     return section
 
 
 def _brief(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
     text = "–" if value is None else text
     return text if len(text) <= 60 else f"{text[:59]}…"
 

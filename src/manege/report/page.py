@@ -145,7 +145,7 @@ h3{{font-size:15px;margin:22px 0 8px}}
 p{{max-width:76ch;margin:0 0 12px}}
 a{{color:var(--c0)}}
 :focus-visible{{outline:3px solid var(--c0);outline-offset:2px;border-radius:3px}}
-.muted,figcaption,caption{{color:var(--muted)}}
+.muted,figcaption,caption{{color:var(--muted);font-weight:400}}
 .badge{{display:inline-block;font-size:13px;font-weight:600;padding:2px 11px;border-radius:99px;
  border:1.5px solid currentColor;vertical-align:6px;margin-left:10px;white-space:nowrap}}
 .badge.finished{{color:var(--c2)}}.badge.running,.badge.new{{color:var(--c0)}}

@@ -144,7 +144,7 @@ def _closed(keys: Keys, wait_s: float) -> bool:
 def follow(path: Path) -> None:
     """Plain lines on standard output, one a round, until the run ends."""
     followed = Followed(path)
-    lines = Lines(sys.stdout, followed.looked)
+    lines = Lines(sys.stdout, followed.looked, own=False)
     first, told = True, False
     while True:
         fresh = followed.refresh()

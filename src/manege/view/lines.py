@@ -12,6 +12,7 @@ from manege.progress import duration
 from manege.view.state import Looked
 from manege.view.words import important, losses, value_of
 
+_REFRESH_S = 0.5
 _AT_MOST_EVERY_S = 1.0
 """Rounds of a second and less share a line."""
 
@@ -19,9 +20,14 @@ _AT_MOST_EVERY_S = 1.0
 class Lines:
     """A watcher that speaks once a round: of a class, or of the whole grid."""
 
-    def __init__(self, stream: TextIO | None = None, looked: Looked | None = None) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, looked: Looked | None = None, *, own: bool = True
+    ) -> None:
+        """Lines on standard error, of what is looked at; `own` when nobody else keeps it fresh."""
         self._stream = stream
         self._looked = looked or Looked()
+        self._own = own
+        self._refreshed_at = -_REFRESH_S
         self._spoke_at = -_AT_MOST_EVERY_S
         self._told: dict[str, int] = {}
 
@@ -45,7 +51,6 @@ class Lines:
     def event(self, event: Mapping[str, Any]) -> None:
         """See a line of events.jsonl."""
         self._looked.event(event)
-        self._looked.refresh()
         self.tell(event)
 
     def tell(self, event: Mapping[str, Any]) -> None:
@@ -62,7 +67,14 @@ class Lines:
     def look(self, trainers: int, silent_s: float, *, paused: bool) -> None:
         """See who trains."""
         self._looked.look(trainers, silent_s, paused=paused)
-        self._looked.refresh()
+        # It is told with every message, and a thousand cells take a while to sum up.
+        if time.monotonic() - self._refreshed_at >= _REFRESH_S:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._refreshed_at = time.monotonic()
+        if self._own:
+            self._looked.refresh()
 
     def wishes(self) -> Sequence[str]:
         """None: nobody presses keys here."""
@@ -88,6 +100,7 @@ class Lines:
                 return
             name = f"{key}: round"
         self._spoke_at = now
+        self._refresh()
         self.say(f"{name} {last}{self._of(key)}")
 
     def _of(self, key: str) -> str:

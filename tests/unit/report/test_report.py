@@ -239,7 +239,7 @@ def test_runs_side_by_side_show_differences_scores_curves_and_pictures(run, made
     _checked(text)
     assert {"score-kid", "compare-score", "compare-generator"} <= set(page.figures)
     assert "<code>training.loss</code>" in text
-    assert "1 keys differ" in text
+    assert "Keys that differ: 1." in text
     assert "All drawn at seed 0" in text
     assert 'alt="samples of other"' in text
 
