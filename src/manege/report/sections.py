@@ -34,16 +34,7 @@ _HIGHER = (
     "label-modes",
     "agreement",
 )
-HEADLINES = (
-    "kid",
-    "fd",
-    "coverage",
-    "precision",
-    "recall",
-    "agreement",
-    "modes",
-    "nearer-to-train",
-)
+HEADLINES = ("kid", "fd", "coverage", "precision", "recall", "agreement", "modes")
 NAMES = {
     "kid": "KID",
     "fd": "Fréchet distance",
@@ -154,9 +145,10 @@ def _rounds_done(history: History) -> str:
 def scores(run: Run, page: Page) -> Section | None:
     """Headline scores with protocol and interval."""
     section = Section("scores", "Scores")
+    figures: list[str] = []
     if run.evaluations:
         newest = run.evaluations[0]
-        _evaluation(newest, section, page)
+        figures += _evaluation(newest, section, page)
         for other in run.evaluations[1:6]:
             section.add(details(f"Another evaluation: {_protocol(other)}", _score_table(other)))
     else:
@@ -167,15 +159,21 @@ def scores(run: Run, page: Page) -> Section | None:
                 "the next report shows it here."
             )
         )
-    _training_scores(run, section, page)
+    figures += _training_scores(run, page)
+    if figures:
+        # Before what is folded.
+        folded = [part for part in section.parts if part.startswith("<details")]
+        plain = [part for part in section.parts if not part.startswith("<details")]
+        section.parts = [*plain, f'<div class="figures">{"".join(figures)}</div>', *folded]
     return section
 
 
-def _evaluation(kept: Kept, section: Section, page: Page) -> None:
+def _evaluation(kept: Kept, section: Section, page: Page) -> list[str]:
     known = {str(one["name"]): one for one in kept.overall}
     tiles = "".join(_tile(known[name]) for name in HEADLINES if name in known)
     section.add(f'<div class="tiles">{tiles}</div>', paragraph(_protocol(kept), "muted"))
-    per_class = kept.per_class
+    section.add(details("All scores, with their definitions", _score_table(kept)))
+    per_class, figures = kept.per_class, []
     if per_class:
         rows = [
             Whisker(
@@ -188,14 +186,14 @@ def _evaluation(kept: Kept, section: Section, page: Page) -> None:
             for label, one in list(per_class.items())[:40]
         ]
         name = str(next(iter(per_class.values()))["name"])
+        split = kept.protocol["reference"].get("split")
         drawing = charts.whiskers(
             f"{NAMES.get(name, name)} of each class",
-            "lower is better; 95 % intervals; dashed: what real pictures get",
+            f"against {split} pictures; lower is better; dashed: real pictures",
             rows,
-            width=charts.WIDE,
         )
-        section.add(f'<div class="figures">{page.figure("class-scores", drawing, wide=True)}</div>')
-    section.add(details("All scores, with their definitions", _score_table(kept)))
+        figures.append(page.figure("class-scores", drawing))
+    return figures
 
 
 def better(name: str) -> str:
@@ -254,7 +252,7 @@ def _score_table(kept: Kept) -> str:
     return table(names, rows, caption=_protocol(kept), numbers=(1, 2, 3))
 
 
-def _training_scores(run: Run, section: Section, page: Page) -> None:
+def _training_scores(run: Run, page: Page) -> list[str]:
     history = run.history
     best = {cell.key: cell.best for cell in history.cells.values() if cell.best}
     if best and history.metric:
@@ -264,11 +262,11 @@ def _training_scores(run: Run, section: Section, page: Page) -> None:
         ][:40]
         drawing = charts.whiskers(
             f"Best {_titled(history.metric)} during training",
-            f"against training pictures, by which the generator was chosen; {history.space}",
+            "against training pictures; by it the generator was chosen",
             rows,
         )
-        section.add(f'<div class="figures">{page.figure("training-scores", drawing)}</div>')
-    elif history.mixture:
+        return [page.figure("training-scores", drawing)]
+    if history.mixture:
         rows = [
             Whisker(
                 cell,
@@ -286,7 +284,8 @@ def _training_scores(run: Run, section: Section, page: Page) -> None:
             "on fresh pictures against training ones; lower is better; the chosen one first",
             rows,
         )
-        section.add(f'<div class="figures">{page.figure("mixtures", drawing)}</div>')
+        return [page.figure("mixtures", drawing)]
+    return []
 
 
 def pictures(run: Run, page: Page) -> Section | None:

@@ -271,7 +271,9 @@ def _counts(scene: Scene, signs: Signs) -> Line:
 
 def _bottom(scene: Scene, width: int, most: int) -> list[Line]:
     lines: list[Line] = [[]]
-    lines += [[(message, "")] for message in scene.messages[-most:]]
+    for message in scene.messages[-most:]:
+        whole = _wide(message) <= width
+        lines.append([(message if whole else f"{message[: width - 1]}…", "")])
     if scene.keys:
         lines.append([(scene.keys, "dim")])
     return lines
