@@ -112,7 +112,7 @@ def tick_text(value: float, ticks: Sequence[float]) -> str:
         return f"{value:.0e}".replace("e-0", "e−").replace("e+0", "e").replace("-", "−")
     steps = [abs(b - a) for a, b in pairwise(ticks)] or [abs(value)]
     places = max(0, -math.floor(math.log10(min(steps)) + 1e-9))
-    if min(steps) * 10**places % 1 > 1e-6:
+    if abs(min(steps) * 10**places - round(min(steps) * 10**places)) > 1e-6:
         places += 1
     return f"{value:,.{places}f}".replace("-", "−")
 
@@ -123,7 +123,7 @@ def draw_y(drawing: Drawing, scale: Scale, left: float, right: float, count: int
     for tick in ticks:
         y = scale(tick)
         drawing.line([(left, y), (right, y)], "rule")
-        text = told(tick) if scale.log else tick_text(tick, ticks)
+        text = f"{tick:g}" if scale.log else tick_text(tick, ticks)
         drawing.text((left - 6, y + 4), text, size=TICK, colour="muted", anchor="end")
 
 

@@ -177,7 +177,7 @@ def multiples(
         if column == 0:
             ticks = y.ticks(3)
             for tick in ticks:
-                text = told(tick) if y.log else tick_text(tick, ticks)
+                text = f"{tick:g}" if y.log else tick_text(tick, ticks)
                 place = (start - 6, y(tick) + 4)
                 drawing.text(place, text, size=TICK, colour="muted", anchor="end")
         if number + columns >= len(panels):

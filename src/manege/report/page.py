@@ -179,6 +179,7 @@ section:last-child{{border:0}}
 figcaption{{font-size:13px;line-height:1.45;margin-top:6px;max-width:76ch}}
 img.pixels{{image-rendering:pixelated;display:block;max-width:100%;height:auto;border-radius:3px}}
 img.smooth{{image-rendering:auto}}
+img.points{{border:1px solid var(--rule)}}
 .pair{{display:grid;grid-template-columns:minmax(70px,max-content) 1fr 1fr;gap:10px 18px;
  align-items:center}}
 .pair .top{{font-size:13px;color:var(--muted);font-weight:600}}

@@ -308,7 +308,7 @@ def _points(run: Run, page: Page, section: Section) -> None:
     for name, file in (("real", "real.png"), ("generated", "model.png")):
         sheet = sheets.load(run.path / "samples" / file)
         if sheet is not None:
-            image = page.picture(sheet, f"{name} points in the plane", 320)
+            image = page.picture(sheet, f"{name} points in the plane", 320, kind="points")
             shown.append(f'<div><div class="top muted">{name}</div>{image}</div>')
     if shown:
         section.add(f'<div class="figures">{"".join(shown)}</div>')
@@ -473,7 +473,7 @@ def _film(run: Run, page: Page, cell: Cell) -> str | None:
         alt = f"{cell.key} after round {round_}"
         if run.is_points:
             sheet = sheets.load(run.path / cell.sheets[round_])
-            image = None if sheet is None else page.picture(sheet, alt, 160)
+            image = None if sheet is None else page.picture(sheet, alt, 160, kind="points")
         else:
             cut = None if run.size is None else _cut(run, cell.sheets[round_], run.size)
             image = None
