@@ -17,6 +17,9 @@ from manege.profile import ROUTINES
 INDICES = ("collapse", "cycling")
 """Of `indices` in a round's line, where a run writes them."""
 
+_LATEST = 1e11
+"""Seconds since 1970 that a calendar still knows."""
+
 MEASURES = {
     "score": "score",
     "mixture": "mixture score",
@@ -168,6 +171,8 @@ class History:
             return
         try:
             t = float(event["t"])
+            if not 0 < t < _LATEST:
+                raise ValueError("no time of day")
             see(t, event)
         except (KeyError, TypeError, ValueError, AttributeError):
             self.unread += 1
@@ -385,7 +390,10 @@ class History:
         if any(place is None for place in places):
             return None
         sound = [place for place in places if place is not None]
-        return max(row for row, _ in sound) + 1, max(column for _, column in sound) + 1
+        rows = max(row for row, _ in sound) + 1
+        columns = max(column for _, column in sound) + 1
+        # Of a damaged file: a grid has its places taken.
+        return (rows, columns) if rows * columns <= 2 * len(sound) + 16 else None
 
     def lineage(self, cell: str, round_: int | None = None) -> list[tuple[str, int]]:
         """Where and when a cell's generator and its forebears were born, the newest first."""
@@ -404,11 +412,9 @@ class History:
 
     def _birth(self, cell: str, until: int) -> tuple[str, int]:
         """When the generator that a cell had after a round was born there."""
-        rounds = self.cells[cell].rounds
-        for round_ in range(until, 0, -1):
-            row = rounds.get(round_)
-            if row is not None and row.offspring is not None and row.offspring[0].replaced:
-                return cell, round_
+        for row in reversed(self.cells[cell].ordered()):
+            if row.round_ <= until and row.offspring is not None and row.offspring[0].replaced:
+                return cell, row.round_
         return cell, 0
 
 

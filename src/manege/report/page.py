@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from manege.pictures import Picture
 from manege.report.drawing import DARK, FAMILY, LIGHT, Drawing, escape, variables
-from manege.report.sheets import png_data
+from manege.report.sheets import data_uri
 
 MOST_BYTES = 10_000_000
+_PICTURE_BYTES = 7_000_000
 
 
 @dataclass
@@ -50,7 +51,9 @@ class Page:
 
     def picture(self, picture: Picture, alt: str, width: float, *, kind: str = "") -> str:
         """A picture of pixels, shown that wide."""
-        data = png_data(picture)
+        data = data_uri(picture)
+        if self.picture_bytes + len(data) > _PICTURE_BYTES:
+            return f'<span class="muted">({escape(alt)}: left out to keep the file small)</span>'
         self.picture_bytes += len(data)
         return (
             f'<img class="pixels {kind}" src="{data}" alt="{escape(alt)}" '
@@ -60,7 +63,7 @@ class Page:
     @property
     def room(self) -> float:
         """The part of what pictures may take that is left."""
-        return 1 - self.picture_bytes / (0.8 * MOST_BYTES)
+        return 1 - self.picture_bytes / _PICTURE_BYTES
 
     def html(self) -> str:
         """The file."""

@@ -17,7 +17,7 @@ import yaml
 from manege.errors import ManegeError
 from manege.report.events import Tail
 from manege.report.history import History
-from manege.rundir import check_run, is_held
+from manege.rundir import STATES, check_run, is_held
 
 LIVE = "live.json"
 """What goes on this second, written by the process that runs the run."""
@@ -75,7 +75,9 @@ class Run:
     @property
     def state(self) -> str:
         """running, stopped, interrupted, finished, failed, or new."""
-        stored = str(self.status.get("state", "unknown"))
+        stored = str(self.status.get("state"))
+        if stored not in STATES:
+            return "unknown"
         if stored != "running":
             return "new" if not self.history.events and stored == "stopped" else stored
         return "running" if self.going_on() else "interrupted"

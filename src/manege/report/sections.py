@@ -24,6 +24,8 @@ MOST_ROUNDS = 7
 MOST_PANELS = 24
 MOST_ATLAS = 400
 MOST_BIRTHS = 3000
+_LONGEST = 200_000
+"""Characters of a file that is shown whole."""
 _LOWER = ("kid", "fd", "label-tvd")
 _HIGHER = (
     "precision",
@@ -409,12 +411,15 @@ def _last_row(run: Run, cell: Cell, side: int) -> Any | None:
     return None
 
 
-def _cut(run: Run, file: str, side: int) -> Any | None:
-    """The pictures of a sheet that an event names; only inside the run."""
+def _sheet(run: Run, file: str) -> Any | None:
+    """A sheet that an event names; only inside the run."""
     path = run.path / file
-    if not path.resolve().is_relative_to(run.path.resolve()):
-        return None
-    sheet = sheets.load(path)
+    return sheets.load(path) if path.resolve().is_relative_to(run.path.resolve()) else None
+
+
+def _cut(run: Run, file: str, side: int) -> Any | None:
+    """The pictures of a sheet that an event names."""
+    sheet = _sheet(run, file)
     return None if sheet is None else sheets.tiles(sheet, side)
 
 
@@ -472,7 +477,7 @@ def _film(run: Run, page: Page, cell: Cell) -> str | None:
     for round_ in sheets.spread_over(sorted(cell.sheets), MOST_ROUNDS):
         alt = f"{cell.key} after round {round_}"
         if run.is_points:
-            sheet = sheets.load(run.path / cell.sheets[round_])
+            sheet = _sheet(run, cell.sheets[round_])
             image = None if sheet is None else page.picture(sheet, alt, 160, kind="points")
         else:
             cut = None if run.size is None else _cut(run, cell.sheets[round_], run.size)
@@ -1013,7 +1018,7 @@ def reproduce(run: Run) -> Section:
     """Configuration, environment, and the command that makes the run again."""
     section = Section("again", "How to make it again")
     if run.command:
-        section.add("<h3>The command</h3>", code(run.command))
+        section.add("<h3>The command</h3>", code(run.command[:_LONGEST]))
     source = str((run.config.get("data") or {}).get("source", "DATA"))
     again = shlex.join(
         ["manege", "train", source, "--config", str(run.path / "config.yaml"), "--out", "again"]
@@ -1023,5 +1028,5 @@ def reproduce(run: Run) -> Section:
         rows = [(escape(key), escape(value)) for key, value in run.environment.items()]
         section.add(table(("environment", ""), rows, caption="What the run was made with."))
     if run.config_text:
-        section.add(details("The whole configuration", code(run.config_text)))
+        section.add(details("The whole configuration", code(run.config_text[:_LONGEST])))
     return section

@@ -7,10 +7,11 @@ from manege.rundir.creation import check_run
 from manege.rundir.lock import is_held
 from manege.rundir.manifest import Commit
 from manege.rundir.names import cell_folder
-from manege.rundir.run import RunDir
+from manege.rundir.run import STATES, RunDir
 
 __all__ = [
     "COMMIT_POINTS",
+    "STATES",
     "Checkpoint",
     "Commit",
     "Pending",

@@ -10,10 +10,12 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.synthetic_run import evaluation, grid_events, make_run, per_class_events
 
 from manege.errors import CheckpointError, ConfigError
+from manege.pictures import grid, save_png
 from manege.report import comparing, single, writing
 from manege.report.run import read_run
 
@@ -283,3 +285,39 @@ def test_nothing_of_report_and_view_imports_torch_or_matplotlib():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_absurd_numbers_in_events_are_no_failure(run):
+    absurd = [
+        {"event": "warning", "t": 1e300, "message": "from the far future"},
+        {"event": "cell_started", "t": 1.8e9, "cell": "999999-999999", "round": 10**18, "step": 0},
+        {"event": "sheet", "t": 1.8e9, "cell": "a", "round": -5, "file": "/etc/hostname"},
+    ]
+    with (run / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in absurd)
+    (run / "status.json").write_text('{"state": "banana"}')
+    text = single.report(run).html()
+    _checked(text)
+    assert "state unknown" in text
+    assert "1 event(s) without the fields they should have" in text
+
+
+def test_large_pictures_of_many_classes_stay_below_the_limit(tmp_path):
+    labels = [f"class {number}" for number in range(60)]
+    path = make_run(
+        tmp_path / "run",
+        per_class_events(labels, 5),
+        labels=labels,
+        method="per-class",
+        sheets_every=0,
+    )
+    data = json.loads((path / "data.json").read_text())
+    (path / "data.json").write_text(json.dumps(data | {"size": 64, "channels": 3}))
+    noise = np.random.default_rng(0).integers(0, 256, (480, 64, 64, 3), dtype=np.uint8)
+    for name in ("real.png", "model.png"):
+        save_png(path / "samples" / name, grid(noise, columns=8), {})
+    page = single.report(path)
+    text = page.html()
+    _checked(text)
+    assert 2_000_000 < len(text) < 10_000_000
+    assert "left out to keep the file small" in text
