@@ -31,6 +31,10 @@ _WORST = ("failed", "again", "running", "stopped", "waiting", "finished")
 """The state that a block of cells shows: the one to look at first."""
 
 
+_SHARE_AFTER_S = 10.0
+"""Before, what the view has taken says nothing."""
+
+
 class Signs(NamedTuple):
     """The characters to draw with."""
 
@@ -137,9 +141,9 @@ def _top(scene: Scene, width: int, signs: Signs) -> list[Line]:
         _title(scene, width, signs),
         _progress(scene, width, signs),
         _health(scene, signs),
-        _best(scene, width, signs),
+        _best(scene, signs),
         _profile(history, width, signs),
-        _counts(scene, signs),
+        _counts(scene, width, signs),
         [],
     ]
 
@@ -218,7 +222,7 @@ def _health(scene: Scene, signs: Signs) -> Line:
     return line
 
 
-def _best(scene: Scene, width: int, signs: Signs) -> Line:
+def _best(scene: Scene, signs: Signs) -> Line:
     history = scene.history
     found = history.best_cell(scene.measure)
     line: Line
@@ -229,12 +233,6 @@ def _best(scene: Scene, width: int, signs: Signs) -> Line:
         when = f", round {round_}" if round_ is not None else ""
         line = [("best ", ""), (cell.key, "strong"), (f"  {scene.metric} {short(value)}{when}", "")]
         line.append((f"{signs.dot:^3}lower is better", "dim"))
-    if scene.now.wall_s > 10:
-        share = scene.now.view_s / scene.now.wall_s
-        text = f"this view {share:.2%} of CPU".replace("%", " %")
-        gap = width - sum(len(words) for words, _ in line) - len(text)
-        if gap > 2:
-            line += [(" " * gap, ""), (text, "dim")]
     return line
 
 
@@ -256,7 +254,7 @@ def _profile(history: History, width: int, signs: Signs) -> Line:
     return line
 
 
-def _counts(scene: Scene, signs: Signs) -> Line:
+def _counts(scene: Scene, width: int, signs: Signs) -> Line:
     counts = Counter(state_of(cell) for cell in scene.history.cells.values())
     line: Line = [
         (f"{len(scene.history.cells)} {'cells' if scene.history.on_grid else 'classes'}  ", "dim")
@@ -266,6 +264,12 @@ def _counts(scene: Scene, signs: Signs) -> Line:
     for state, words in WORDS.items():
         if counts[state]:
             line.append((f"{signs.states[state]} {counts[state]} {words}  ", state))
+    if scene.now.wall_s > _SHARE_AFTER_S:
+        share = scene.now.view_s / scene.now.wall_s
+        text = f"this view {share:.2%} of a core".replace("%", " %")
+        gap = width - sum(len(words) for words, _ in line) - len(text)
+        if gap > 0:
+            line += [(" " * gap, ""), (text, "dim")]
     return line
 
 

@@ -34,6 +34,7 @@ def _text(scene: Scene, width: int, height: int, **more) -> str:
 
 def test_a_grid_shows_state_number_and_trend_of_each_cell():
     now = Now({"0-0": 0.5}, {"0-0": (5, 3, 10)}, 2, 0.4, left=Left(480.0, 420.0, 600.0))
+    now.view_s, now.wall_s = 0.35, 100.0
     events = [
         e for e in grid_events(3, 3, 6) if e["event"] not in ("cell_finished", "run_finished")
     ]
@@ -50,6 +51,7 @@ def test_a_grid_shows_state_number_and_trend_of_each_cell():
     assert "best " in text
     assert "█" in text
     assert "q stop" in text
+    assert "this view 0.35 % of a core" in text
 
 
 def test_a_list_of_classes_shows_each_with_its_round():
