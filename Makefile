@@ -12,7 +12,7 @@ DEMO_GRID_BUDGET ?= 40s
 BIN := .venv/bin
 DEMO := demo/digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: setup demo test lint types fmt unit bench soak docs browser-setup clean
+.PHONY: setup demo test lint types fmt unit coverage bench soak docs browser-setup clean
 
 setup: .venv/.installed
 
@@ -63,6 +63,10 @@ types: setup
 
 unit: setup
 	@echo "== tests (real datasets are used when MANEGE_DATA names their folder, else skipped)"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+
+coverage: setup
+	@echo "== coverage: the same tests, and the lines they came through in their own processes"
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --cov --cov-report=term:skip-covered
 
 fmt: setup
@@ -74,7 +78,8 @@ bench: setup
 	$(BIN)/python benchmarks/step.py
 	@echo "== bench: CPU seconds of a cell's round at the cellular paper's settings"
 	$(BIN)/python benchmarks/cellular.py
-
+	@echo "== bench: CPU time of the coordinator with 100, 300 and 1,000 trainers"
+	$(BIN)/python benchmarks/coordinator.py
 	@echo "== bench: reports and watch pages of very large runs"
 	$(BIN)/python benchmarks/report.py
 

@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.step import cpu
 
-from manege.runtime.coordinator import Coordinator, Order, Place, Send, Task
+from manege.runtime.coordinator import Coordinator
+from manege.runtime.orders import Order, Place, Send, Task
 from manege.topology import Schedule, torus
 
 ROUND_S = 30.0
@@ -150,6 +151,7 @@ def measure(hosts: int, rounds: int, length: str) -> dict[str, float]:
         # Its last round is the one in which it is used up.
         budget_s=None if length == "rounds" else ROUND_S * hosts * (rounds - 0.5),
         wall=False,
+        waits=True,
         told={},
     )
     run = Run(task)
@@ -230,7 +232,11 @@ def _round_end(host: int, cell: str, round_: int, at_s: float) -> Iterator[Said]
     yield Said(at_s - 2e-3, host, {"is": "event", "event": "sheet", "fields": event})
     yield Said(at_s - 1e-3, host, {**commit, "seconds": 0.1, "pending": {}})
     spent_s = ROUND_S * round_
-    yield Said(at_s, host, {"is": "round", "cell": cell, "round": round_, "spent_s": spent_s})
+    yield Said(
+        at_s,
+        host,
+        {"is": "round", "cell": cell, "round": round_, "spent_s": spent_s, "seconds": ROUND_S},
+    )
 
 
 def _end(run: Run, told: Sequence[Order], rounds: int, at_s: float) -> None:

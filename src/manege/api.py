@@ -22,7 +22,7 @@ from manege.evaluation import Evaluation, Options, Subject
 from manege.evaluation import evaluate as evaluate_subject
 from manege.progress import counter
 from manege.rundir import RunDir
-from manege.runtime.coordinator import Outcome, Watcher
+from manege.runtime.orders import Outcome, Watcher
 from manege.runtime.screen import Nobody, Screen
 from manege.sampler import Model, Samples, of_run, open_model, save
 from manege.trainer import Look, prepare_new, prepare_resume, run

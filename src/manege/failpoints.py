@@ -1,7 +1,7 @@
-"""Places where a test may kill the process, to prove that a crash there does no harm.
+"""Places where a test may kill the process or break it, to prove that this does no harm.
 
-Owns the environment variable ``MANEGE_FAILPOINT``; refuses anything but sudden death: no handler
-runs, no buffer is flushed, as when the power or the out-of-memory killer strikes.
+Owns the environment variable ``MANEGE_FAILPOINT``. Death is sudden: no handler runs, no buffer is
+flushed, as when the power or the out-of-memory killer strikes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ TRAINER = "MANEGE_FAILPOINT_TRAINER"
 class _Armed:
     name: str
     remaining: int
+    raises: bool
 
 
 _armed: _Armed | None = None
@@ -30,14 +31,17 @@ _parsed = False
 def failpoint(name: str) -> None:
     """Nothing, or death by SIGKILL when ``MANEGE_FAILPOINT`` is ``name`` or ``name@N``.
 
-    N counts the times this process reaches the name, from 1. The environment is read at the first
-    call; a forked child that changes the variable calls `reset` afterwards.
+    With ``!`` at its end it raises RuntimeError instead. N counts the times this process reaches
+    the name, from 1. The environment is read at the first call; a forked child that changes the
+    variable calls `reset` afterwards.
     """
     if not _parsed:
         _parse()
     if _armed is None or _armed.name != name:
         return
     _armed.remaining -= 1
+    if _armed.remaining == 0 and _armed.raises:
+        raise RuntimeError(f"failpoint {name}")
     if _armed.remaining == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -59,8 +63,8 @@ def reset() -> None:
 def _parse() -> None:
     global _armed, _parsed
     text = os.environ.get(VARIABLE, "")
-    name, at, count = text.partition("@")
+    name, at, count = text.removesuffix("!").partition("@")
     if at and not (count.isascii() and count.isdigit() and int(count) > 0):
         raise ConfigError(f"{VARIABLE} is {text!r}, expected name or name@N with N from 1")
-    _armed = _Armed(name, int(count) if at else 1) if name else None
+    _armed = _Armed(name, int(count) if at else 1, text.endswith("!")) if name else None
     _parsed = True

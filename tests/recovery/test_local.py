@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ class Running:
         return _until(lambda: next(iter(_children(self.process.pid)), None), "a server")
 
     def trainers(self) -> list[int]:
-        return _children(self.server())
+        return [one for server in _children(self.process.pid) for one in _children(server)]
 
     def trainer(self, rng: random.Random) -> int:
         return _until(lambda: rng.choice(self.trainers() or [None]), "a trainer")
@@ -121,6 +122,17 @@ def _events(path: Path, kind: str) -> list[dict]:
 
 def _at_work(path: Path, commits: int = 1) -> None:
     _until(lambda: len(_events(path, "commit")) >= commits, f"{commits} commits")
+
+
+def _all_at_work(path: Path, commits: int) -> None:
+    """Until every cell has so many."""
+
+    def there() -> bool:
+        events = list(_events(path, "run_started"))
+        counts = Counter(event["cell"] for event in _events(path, "commit"))
+        return bool(events) and all(counts[cell] >= commits for cell in events[0]["cells"])
+
+    _until(there, f"{commits} commits of every cell")
 
 
 def _back_at_work(path: Path) -> Iterator[float]:
@@ -223,60 +235,92 @@ def _resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
 
 
-def test_a_trainer_that_hangs_is_replaced(method, wanted, tmp_path):
+@pytest.mark.parametrize(("method", "waves"), [("per-class", 1), ("grid", 2)], indirect=["method"])
+def test_trainers_that_hang_are_replaced(method, waves, wanted, tmp_path):
+    """All at once, and their successors too: eleven in all."""
     path = tmp_path / "run"
-    running = Running("train", *METHODS[method], "--workers", 2, "--out", path)
-    _at_work(path)
-    stopped = running.trainer(random.Random(1))
-    os.kill(stopped, signal.SIGSTOP)
-    (death,) = _until(lambda: _events(path, "trainer_died"), "death")
-    assert death["how"].startswith("hung: not heard of for ")
-    assert _until(lambda: not _lives(stopped), "end of it")
+    running = Running("train", *METHODS[method], "--workers", 4, "--out", path)
+    wanted_deaths = 0
+    for wave in range(waves):
+        _all_at_work(path, 4 * wave + 1)
+        stopped = running.trainers()
+        assert len(stopped) == {"per-class": 3, "grid": 4}[method]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        wanted_deaths += len(stopped)
+        _until(lambda most=wanted_deaths: _more_than(path, most - 1), "deaths")
+        _until(lambda stopped=stopped: not any(map(_lives, stopped)), "end of them")
+    deaths = _events(path, "trainer_died")
+    assert len(deaths) == wanted_deaths
+    assert all(one["how"].startswith("hung: not heard of for ") for one in deaths)
     code, err = running.end()
     assert code == 0, err
     assert state_of(path) == wanted
+    assert max(_back_at_work(path)) < BACK_AT_WORK_S
 
 
-def test_when_the_command_is_killed_its_trainers_end_and_write_no_more(method, wanted, tmp_path):
-    path = tmp_path / "run"
-    running = Running("train", *METHODS[method], "--workers", 2, "--out", path)
-    _at_work(path, 2)
-    family = running.family()
-    assert len(family) >= 2
-    running.process.kill()
-    running.process.communicate()
-    _until(lambda: not any(_lives(pid) for pid in family), "end of the orphans", 5.0)
-    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
-    time.sleep(0.5)
-    assert before == {file: file.stat().st_mtime_ns for file in path.rglob("*")}
-    done = run_here("resume", str(path), "--runtime", "inline", cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert state_of(path) == wanted
+KILL = signal.SIGKILL
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 @pytest.mark.parametrize(
-    ("method", "number"),
-    [("per-class", signal.SIGTERM), ("grid", signal.SIGINT), ("grid", signal.SIGUSR2)],
+    ("method", "numbers"),
+    [
+        ("per-class", (KILL, STOPS[0], STOPS[1], KILL, STOPS[2], STOPS[0], STOPS[1])),
+        ("grid", (STOPS[2], KILL, STOPS[0], KILL, STOPS[1], STOPS[2])),
+    ],
     indirect=["method"],
 )
-def test_a_signal_saves_and_stops_and_another_number_of_trainers_goes_on(
-    number, method, wanted, tmp_path
+def test_a_command_that_is_killed_or_stopped_again_and_again_is_resumed(
+    numbers, method, wanted, tmp_path
 ):
-    path = tmp_path / "run"
-    running = Running("train", *METHODS[method], "--workers", 4, "--out", path)
-    _at_work(path)
-    sent = time.monotonic()
-    running.process.send_signal(number)
-    code, err = running.end()
-    assert code == 75, err
-    assert time.monotonic() - sent < 10
-    status = json.loads((path / "status.json").read_text())
-    assert status["state"] == "stopped"
-    (stopped,) = _events(path, "run_stopped")
-    assert stopped["reason"] == number.name
+    """Its trainers end with it and write no more, and another number of them goes on."""
+    path, rng, order = tmp_path / "run", random.Random(2), ("train", *METHODS[method])
+    for turn, number in enumerate(numbers):
+        begun = len(_events(path, "cell_started"))
+        where = ("--out", path) if turn == 0 else ()
+        running = Running(*order, *where, "--workers", 1 + turn % 4)
+        _until(lambda begun=begun: len(_events(path, "cell_started")) > begun, "start")
+        family = running.family()
+        time.sleep(rng.uniform(0.0, 0.2))
+        running.process.send_signal(number)
+        if number is KILL:
+            running.process.communicate()
+            _until(lambda family=family: not any(map(_lives, family)), "end of the orphans", 5.0)
+            before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+            time.sleep(0.3)
+            assert before == {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+        else:
+            sent = time.monotonic()
+            code, err = running.end()
+            assert code == 75, err
+            assert time.monotonic() - sent < 10
+            assert json.loads((path / "status.json").read_text())["state"] == "stopped"
+            assert _events(path, "run_stopped")[-1]["reason"] == number.name
+        order = ("resume", path)
     done = run_here("resume", str(path), "--runtime", "inline", cwd=tmp_path)
     assert done.code == 0, done.err
     assert state_of(path) == wanted
+
+
+@pytest.mark.parametrize("method", ["grid"], indirect=True)
+def test_a_slow_trainers_cells_go_to_a_fast_one(method, wanted, tmp_path):
+    path = tmp_path / "run"
+    running = Running("train", *METHODS[method], "--workers", 2, "--out", path)
+    _all_at_work(path, 1)
+    slow = min(running.trainers())
+    while running.process.poll() is None and _lives(slow):
+        # A twentieth of the time is its own.
+        os.kill(slow, signal.SIGSTOP)
+        time.sleep(0.19)
+        os.kill(slow, signal.SIGCONT)
+        time.sleep(0.01)
+    code, err = running.end()
+    assert code == 0, err
+    assert state_of(path) == wanted
+    moved = _events(path, "cell_moved")
+    assert {(event["trainer"], event["to"]) for event in moved} == {(1, 2)}
+    assert not _events(path, "trainer_died")
 
 
 def test_a_run_begun_in_one_process_goes_on_with_trainers(method, wanted, tmp_path):
@@ -347,22 +391,40 @@ def test_a_killed_server_is_replaced(method, wanted, tmp_path):
     assert _events(path, "trainer_died")
 
 
-@pytest.mark.parametrize("method", ["per-class"], indirect=True)
 def test_trainers_without_memory_are_started_again(method, wanted, tmp_path):
+    """Twice there is none for a while: at least six deaths a method."""
     path = tmp_path / "run"
     running = Running("train", *METHODS[method], "--workers", 2, "--out", path)
-    _at_work(path)
-    # Whoever goes on within what it has meets its limit when it reads everything at the end.
-    for victim in running.trainers():
-        resource.prlimit(victim, resource.RLIMIT_AS, (1 << 20, 1 << 20))
+    deaths = 0
+    for wave in range(2):
+        _all_at_work(path, 3 * wave + 1)
+        server = running.server()
+        size = int(Path(f"/proc/{server}/statm").read_text().split()[0]) * resource.getpagesize()
+        # Not enough for the stack of another thread.
+        few = (size + (1 << 20), resource.RLIM_INFINITY)
+        resource.prlimit(server, resource.RLIMIT_AS, few)
+        os.kill(running.trainers()[0], signal.SIGKILL)
+        deaths = _until(lambda known=deaths: _more_than(path, known + 3), "deaths")
+        resource.prlimit(server, resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
     code, err = running.end()
     assert code == 0, err
     assert state_of(path) == wanted
-    assert {event["how"] for event in _events(path, "trainer_died")} == {"exit code 70"}
-    assert "MemoryError" in (path / "logs" / "trainers.log").read_text()
+    how = Counter(event["how"] for event in _events(path, "trainer_died"))
+    assert how["killed by SIGKILL"] == 2
+    assert how["exit code 70"] >= 6
+    assert "can't start new thread" in (path / "logs" / "trainers.log").read_text()
 
 
-def test_a_step_that_kills_its_trainer_each_time_fails_its_class_alone(tmp_path):
+def _more_than(path: Path, known: int) -> int | None:
+    found = len(_events(path, "trainer_died"))
+    return found if found > known else None
+
+
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [("step@42", "killed by SIGKILL"), ("step@42!", "RuntimeError: failpoint step")],
+)
+def test_a_step_that_kills_its_trainer_each_time_fails_its_class_alone(point, words, tmp_path):
     path = tmp_path / "run"
     args = list(PER_CLASS)
     args[args.index("--limit-per-class") + 1] = "1000"
@@ -371,14 +433,18 @@ def test_a_step_that_kills_its_trainer_each_time_fails_its_class_alone(tmp_path)
     # Of digits 3, 7 and 8 only the first has so many pictures.
     code, err = Running(
         *("train", *args, "--workers", 1, "--batch", 4, "--out", path),
-        env={VARIABLE: "step@42", TRAINER: "any"},
+        env={VARIABLE: point, TRAINER: "any"},
     ).end()
     status = json.loads((path / "status.json").read_text())["cells"]
     steps = {event["cell"]: event["steps"] for event in _events(path, "round")}
     assert code == 4, (err, status, steps)
     states = sorted(entry["state"] for entry in status.values())
     assert states == ["failed", "finished", "finished"], status
-    assert status["3"]["reason"] == "its trainer died 3 times in round 1: killed by SIGKILL"
+    assert status["3"]["reason"] == f"its trainer died 3 times in round 1: {words}"
+    log = path / "logs" / "3.log"
+    assert log.exists() == ("!" in point)
+    if log.exists():
+        assert log.read_text().count("Traceback") == 3
 
 
 def test_an_asynchronous_grid_finishes_whatever_dies(tmp_path):

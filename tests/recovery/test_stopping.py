@@ -170,11 +170,16 @@ def test_a_full_disk_is_one_line_and_resume_works_after_space_is_made(tmp_path, 
     assert state_of(path) == state_of(reference)
 
 
-def test_a_full_small_file_system_keeps_the_earlier_generation(tmp_path, reference):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_full_small_file_system_keeps_the_earlier_generation(
+    workers, tmp_path, reference, monkeypatch
+):
+    if workers:
+        monkeypatch.setenv("MANEGE_RUNTIME", "local")
     disk = tmp_path / "disk"
     disk.mkdir()
-    # Two generations, and not a third.
-    size = RunDir.open(reference).commits("3")[0].bytes * 27 // 10
+    # Two generations of all that are trained at once, and not a third.
+    size = RunDir.open(reference).commits("3")[0].bytes * max(1, workers) * 27 // 10
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)],
         capture_output=True,
@@ -189,8 +194,10 @@ def test_a_full_small_file_system_keeps_the_earlier_generation(tmp_path, referen
         assert (done.code, done.out) == (3, "")
         assert "no space left" in done.err.splitlines()[-1]
         kept = RunDir.open(path)
-        (begun,) = kept.cells()
-        assert kept.load(begun, identity=run_config(kept).identity()) is not None
+        begun = kept.cells()
+        assert len(begun) == max(1, workers)
+        for cell in begun:
+            assert kept.load(cell, identity=run_config(kept).identity()) is not None
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
         assert _run("resume", path).code == 0
         assert state_of(path) == state_of(reference)

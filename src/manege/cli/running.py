@@ -16,8 +16,8 @@ from manege.errors import ConfigError
 
 if TYPE_CHECKING:
     from manege.config import RunConfig
-    from manege.runtime.coordinator import Outcome
     from manege.runtime.local import Manner
+    from manege.runtime.orders import Outcome
     from manege.view.live import Careful
 
 Workers = Annotated[

@@ -9,9 +9,25 @@ See docs/decisions/0007-coordinator-and-hosts.md for the messages.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
+
+from manege.runtime.ledger import Cell, Group, Host
+from manege.runtime.orders import (
+    Close,
+    Desk,
+    Kill,
+    Order,
+    Outcome,
+    Place,
+    Refused,
+    Send,
+    Start,
+    Task,
+    Watcher,
+)
+from manege.runtime.placing import better_place
 
 DEATHS_AT_ONE_STEP = 3
 """Of its trainer, in a row: the step itself must be the cause."""
@@ -26,177 +42,12 @@ PATIENCE = 5.0
 """How many of the longest steps seen a step may take."""
 LOOK_S = 0.1
 """How often to look for hung trainers: a tick may come with every message."""
-
-
-class Place(NamedTuple):
-    """Where a cell stands in its round."""
-
-    round_: int
-    step: int
-    steps: int
-
-
-class Watcher(Protocol):
-    """Somebody looking on: a progress bar, a log."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """A line of events.jsonl, just written."""
-        ...
-
-    def step(self, cell: str, place: Place, fraction: float) -> None:
-        """A step was done; `fraction` of the cell's work is behind it."""
-        ...
-
-
-class Desk(Protocol):
-    """The run directory, as far as the coordinator writes there."""
-
-    def append(self, event: str, **fields: Any) -> dict[str, Any]:
-        """A line of events.jsonl, as written."""
-        ...
-
-    def write_status(self, **fields: Any) -> None:
-        """These fields of status.json."""
-        ...
-
-    def adopt(self, cell: str, pending: Mapping[str, Any]) -> int:
-        """The bytes of a checkpoint written aside, which is now the cell's newest commit."""
-        ...
-
-    def trust(self, cell: str, verified: Mapping[str, Any]) -> None:
-        """A host has verified this commit."""
-        ...
-
-    def adopt_file(self, aside: str, path: str) -> None:
-        """A file written aside has its name."""
-        ...
-
-    def log(self, cell: str, text: str) -> None:
-        """A text for the cell's log."""
-        ...
-
-
-@dataclass
-class Outcome:
-    """How a run ended."""
-
-    state: str
-    """finished, stopped, or failed when at least one cell did."""
-    rounds: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    """Cells that failed, and why."""
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is to be done, known before the first host starts."""
-
-    cells: tuple[str, ...]
-    """The longest work first."""
-    groups: tuple[tuple[str, ...], ...]
-    """Cells that ever hear of each other."""
-    around: Mapping[str, tuple[str, ...]]
-    """Whom a cell ever hears, and who hears it."""
-    rounds: int | None
-    budget_s: float | None
-    wall: bool
-    """Whether the budget is one of wall time, of which every host has its own."""
-    told: Mapping[str, Any]
-    """What the event that the run has started holds besides."""
-
-
-class Send(NamedTuple):
-    """Give a host a message."""
-
-    host: int
-    message: dict[str, Any]
-    files: tuple[int, ...] = ()
-
-
-class Start(NamedTuple):
-    """Start a trainer, under this number."""
-
-    host: int
-
-
-class Kill(NamedTuple):
-    """Make sure that a trainer is dead, and stop listening to it."""
-
-    host: int
-
-
-class Close(NamedTuple):
-    """Nobody needs this file any more."""
-
-    file: int
-
-
-Order = Send | Start | Kill | Close
-
-
-class Refused(Exception):
-    """A host met bad input or a machine that refuses: exit code and line."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-@dataclass
-class _Cell:
-    key: str
-    group: tuple[str, ...]
-    state: str = "waiting"
-    """waiting, opening, running, finishing, finished, failed or stopped."""
-    entry: dict[str, Any] = field(default_factory=dict)
-    """In the status."""
-    round_: int = 0
-    spent_s: float = 0.0
-    share_s: float | None = None
-    host: int | None = None
-    until: int | None = None
-    """The round that it may go on to, as far as is decided; None: no limit."""
-    ending: str | None = None
-    """Why it is to end, once that is decided."""
-    slot: tuple[int, ...] = ()
-    place: tuple[int, int] | None = None
-    """Round and step last heard of."""
-    whole: bool = True
-    """Whether it stands between two rounds, as far as was heard."""
-    deaths: list[tuple[int, int] | None] = field(default_factory=list)
-    """Where trainers died over it since its last commit."""
-
-    @property
-    def frozen(self) -> bool:
-        return self.state == "failed"
-
-    @property
-    def settled(self) -> bool:
-        return self.state in ("finished", "failed")
-
-    @property
-    def listens(self) -> bool:
-        """Whether its host, if it has one, wants to know of others."""
-        return self.state in ("opening", "running")
-
-
-@dataclass
-class _Host:
-    number: int
-    cells: dict[str, None] = field(default_factory=dict)
-    heard_at: float = 0.0
-    moved_at: float = 0.0
-    """When it was last seen to get on, to have nothing to do, or was given something."""
-    working: str | None = None
-    broke_over: str | None = None
-    """The cell that it named when it broke down, and what it said."""
-    words: str | None = None
-    longest_s: float = 0.0
-    stepped: bool = False
-    """Whether it has trained since it was given something else to do."""
-    combines: bool = False
-    stopped: bool = False
+COMBINE_S = 10.0
+"""Time to read a cell and judge its mixture at the end, besides that of an opening."""
+PLACE_S = 2.0
+"""How often to look whether cells would be better off elsewhere."""
+STATUS_S = 1e-3
+"""How often to write the status, for each cell in it."""
 
 
 class Coordinator:
@@ -223,19 +74,27 @@ class Coordinator:
         self._task = task
         self._desk = desk
         self._watcher = watcher
-        group_of = {cell: group for group in task.groups for cell in group}
-        self._cells = {key: _Cell(key, group_of[key]) for key in task.cells}
+        self._groups = [Group(keys) for keys in task.groups]
+        group_of = {key: group for group in self._groups for key in group.keys}
+        self._cells = {key: Cell(key, group_of[key]) for key in task.cells}
         for key, cell in self._cells.items():
             cell.entry = dict(status.get(key, {}))
-            cell.round_ = int(cell.entry.get("round", 0))
-            cell.spent_s = float(cell.entry.get("spent_s", 0.0))
+            cell.come_to(int(cell.entry.get("round", 0)), float(cell.entry.get("spent_s", 0.0)))
+        for group in self._groups:
             # A grid ends its budget with whole rounds: it is let go on when all have opened.
-            cell.until = 0 if self._goes_in_step(cell.group) else task.rounds
+            self._aim(group, 0 if self._goes_in_step(group) else task.rounds)
+        self._queue: deque[Cell] = deque()
+        """Cells that hear nobody and wait for a host, the longest work first."""
+        self._moving: tuple[Cell, int] | None = None
+        """The cell that leaves its host, and for which other."""
         self._wanted = hosts
-        self._hosts: dict[int, _Host] = {}
+        self._hosts: dict[int, Host] = {}
         self._started = 0
         self._orders: list[Order] = []
-        self._now = self._began_at = self._looked_at = 0.0
+        self._now = self._began_at = self._looked_at = self._placed_at = 0.0
+        self._status_due: float | None = None
+        """When the status is to be written, if it has changed."""
+        self._status_at = 0.0
         self._stop: tuple[str, float] | None = None
         self._combine_deaths = 0
         self.paused = False
@@ -250,19 +109,20 @@ class Coordinator:
         self._now = self._began_at = now
         self._emit("run_started", **self._task.told)
         unsettled = []
-        for group in self._task.groups:
-            done = [self._was_settled(self._cells[key], group) for key in group]
-            if all(done):
-                for key in group:
-                    self._cells[key].state = str(self._cells[key].entry["state"])
+        for group in self._groups:
+            cells = [self._cells[key] for key in group.keys]
+            if all(self._was_settled(cell) for cell in cells):
+                for cell in cells:
+                    cell.turn(str(cell.entry["state"]))
             else:
-                unsettled.append(group)
+                unsettled += cells
         if unsettled:
             self._desk.write_status(mixture=None)  # That of an earlier end.
-            going = sum(len(group) for group in unsettled)
-            for _ in range(min(self._wanted, going)):
+            for _ in range(min(self._wanted, len(unsettled))):
                 self._start_host()
-            self._place_groups([group for group in unsettled if len(group) > 1])
+            self._place_all([cell for cell in unsettled if cell.group.many])
+            alone = {cell.key for cell in unsettled if not cell.group.many}
+            self._queue.extend(cell for cell in self._cells.values() if cell.key in alone)
             self._feed()
         else:
             self._end_if_done()
@@ -311,7 +171,7 @@ class Coordinator:
         for cell in lost:
             self._let_go(cell)
             if not cell.frozen:
-                cell.state = "waiting"
+                cell.turn("waiting")
         suspects = [guilty] if guilty else [cell for cell in lost if not cell.frozen]
         if suspects:
             self._count_death(suspects, host.words or how)
@@ -322,7 +182,7 @@ class Coordinator:
                 raise Refused(3, f"writing the model failed {self._combine_deaths} times: {how}")
         # A frozen cell is there for the others of its group only.
         again = [cell for cell in lost if not cell.frozen or self._going(cell.group)]
-        if again or host.combines or self._queue():
+        if again or host.combines or self._queue:
             fresh = self._start_host()
             for cell in again:
                 self._host_cell(cell, fresh)
@@ -350,7 +210,10 @@ class Coordinator:
         for host in hung:
             silence = now - host.heard_at
             orders += self.died(host.number, f"hung: not heard of for {silence:.1f} s", now)
-        return orders
+        if now - self._placed_at >= PLACE_S:
+            self._placed_at = now
+            self._even_out()
+        return orders + self._take_orders()
 
     def stop(self, reason: str, now: float) -> list[Order]:
         """Somebody asks for the end: commit and leave."""
@@ -385,9 +248,9 @@ class Coordinator:
     # What hosts say.
 
     def _hear_opened(
-        self, host: _Host, cell: _Cell, message: Mapping[str, Any], files: tuple[int, ...] = ()
+        self, host: Host, cell: Cell, message: Mapping[str, Any], files: tuple[int, ...] = ()
     ) -> None:
-        cell.round_, cell.spent_s = int(message["round"]), float(message["spent_s"])
+        self._note_progress(cell, message)
         cell.place = (cell.round_, int(message["step"]))
         cell.whole = int(message["step"]) == 0
         if message.get("verified") is not None:
@@ -396,7 +259,7 @@ class Coordinator:
         if cell.frozen:
             cell.deaths.clear()
         if cell.state == "opening":
-            cell.state = "running"
+            cell.turn("running")
             self._emit("cell_started", cell=cell.key, round=cell.round_, step=message["step"])
             self._note(cell, "running")
         if self._stop is not None:
@@ -409,10 +272,10 @@ class Coordinator:
             self._show(cell, other)
         self._allow(cell.group)
 
-    def _hear_event(self, host: _Host, message: Mapping[str, Any]) -> None:
+    def _hear_event(self, host: Host, message: Mapping[str, Any]) -> None:
         self._emit(str(message["event"]), **message["fields"])
 
-    def _hear_step(self, host: _Host, cell: _Cell, message: Mapping[str, Any]) -> None:
+    def _hear_step(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
         place = Place(int(message["round"]), int(message["step"]), int(message["steps"]))
         cell.place = (place.round_, place.step)
         cell.whole = False
@@ -420,11 +283,14 @@ class Coordinator:
         host.working = cell.key
         self._watcher.step(cell.key, place, float(message["fraction"]))
 
-    def _hear_commit(self, host: _Host, cell: _Cell, message: Mapping[str, Any]) -> None:
+    def _hear_commit(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
         num_bytes = self._desk.adopt(cell.key, message["pending"])
-        if cell.state == "running":  # What it may still train while it is to end is no progress.
+        if cell.state in (
+            "running",
+            "leaving",
+        ):  # What it may still train while it is to end is no progress.
             cell.deaths.clear()
-        cell.spent_s = float(message["spent_s"])
+        cell.come_to(cell.round_, float(message["spent_s"]))
         self._emit(
             "commit",
             cell=cell.key,
@@ -435,23 +301,42 @@ class Coordinator:
         )
         self._send(host, "adopted", cell=cell.key)
 
-    def _hear_file(self, host: _Host, message: Mapping[str, Any]) -> None:
+    def _hear_file(self, host: Host, message: Mapping[str, Any]) -> None:
         self._desk.adopt_file(str(message["aside"]), str(message["path"]))
 
-    def _hear_round(self, host: _Host, cell: _Cell, message: Mapping[str, Any]) -> None:
-        cell.round_, cell.spent_s = int(message["round"]), float(message["spent_s"])
+    def _hear_round(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
+        self._note_progress(cell, message)
         cell.whole = True
+        took_s = float(message["seconds"])
+        cell.round_s = took_s if cell.round_s is None else (cell.round_s + took_s) / 2
         for other in self._around(cell):
             self._send(other, "centre", cell=cell.key, round=cell.round_)
         self._allow(cell.group)
 
-    def _hear_over(self, host: _Host, cell: _Cell, message: Mapping[str, Any]) -> None:
-        cell.spent_s = float(message["spent_s"])
+    def _hear_over(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
+        cell.come_to(cell.round_, float(message["spent_s"]))
         if cell.state == "running" and self._stop is None:
             self._finish(cell, "budget")
 
-    def _hear_finished(self, host: _Host, cell: _Cell, message: Mapping[str, Any]) -> None:
-        cell.round_, cell.spent_s = int(message["round"]), float(message["spent_s"])
+    def _hear_released(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
+        self._note_progress(cell, message)
+        if self._stop is not None:
+            self._leave(cell, "stopped")
+            self._end_if_done()
+            return
+        assert self._moving is not None
+        wanted = self._moving[1]
+        self._let_go(cell)
+        other = self._hosts.get(wanted)
+        if other is None:  # It died meanwhile.
+            other = min(self._hosts.values(), key=lambda one: len(one.cells))
+        self._emit(
+            "cell_moved", cell=cell.key, round=cell.round_, trainer=host.number, to=other.number
+        )
+        self._host_cell(cell, other)
+
+    def _hear_finished(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
+        self._note_progress(cell, message)
         self._emit(
             "cell_finished",
             cell=cell.key,
@@ -463,20 +348,19 @@ class Coordinator:
         self._feed()
         self._end_if_done()
 
-    def _hear_stopped(self, host: _Host, message: Mapping[str, Any]) -> None:
+    def _hear_stopped(self, host: Host, message: Mapping[str, Any]) -> None:
         for key, (round_, spent_s) in message["cells"].items():
-            cell = self._cells[key]
-            cell.round_, cell.spent_s = int(round_), float(spent_s)
+            self._cells[key].come_to(int(round_), float(spent_s))
         for key in list(host.cells):
             self._leave(self._cells[key], "stopped")
         host.stopped = True
         self._end_if_done()
 
-    def _hear_failed(self, host: _Host, cell: _Cell, message: Mapping[str, Any]) -> None:
-        cell.round_, cell.spent_s = int(message["round"]), float(message["spent_s"])
+    def _hear_failed(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
+        self._note_progress(cell, message)
         self._fail(cell, str(message["reason"]))
 
-    def _hear_crashed(self, host: _Host, message: Mapping[str, Any]) -> None:
+    def _hear_crashed(self, host: Host, message: Mapping[str, Any]) -> None:
         """The trainer will die of it; it may not have come to train a cell, or have let it go."""
         host.words = str(message["text"])
         if message["cell"] in host.cells:
@@ -487,23 +371,23 @@ class Coordinator:
         if guilty is not None:
             self._desk.log(guilty.key, str(message["traceback"]))
 
-    def _hear_mixture(self, host: _Host, message: Mapping[str, Any]) -> None:
+    def _hear_mixture(self, host: Host, message: Mapping[str, Any]) -> None:
         self._desk.write_status(mixture=message["told"])
         self._send(host, "noted")
 
-    def _hear_combined(self, host: _Host, message: Mapping[str, Any]) -> None:
+    def _hear_combined(self, host: Host, message: Mapping[str, Any]) -> None:
         host.combines = False
         self._close("failed" if self._failed() else "finished")
 
-    def _hear_beat(self, host: _Host, message: Mapping[str, Any]) -> None:
+    def _hear_beat(self, host: Host, message: Mapping[str, Any]) -> None:
         host.longest_s = max(host.longest_s, float(message["longest_s"]))
         opens = any(self._cells[key].place is None for key in host.cells)
         if message["working"] in host.cells:
             host.working = str(message["working"])
-        elif not opens:
+        elif not opens and not host.combines:
             host.moved_at = self._now
-        # A step seems as old as the wait before it.
-        began_at = 0.0 if opens else self._now - float(message["age_s"])
+        # A step seems as old as the wait before it; opening and combining are none.
+        began_at = 0.0 if opens or host.combines else self._now - float(message["age_s"])
         since = max(began_at, host.moved_at)
         if self._now - since > self._bound(host):
             # It beats, but does not get on: counts as silence.
@@ -511,62 +395,73 @@ class Coordinator:
 
     # Decisions.
 
-    def _start_host(self) -> _Host:
+    def _start_host(self) -> Host:
         self._started += 1
-        host = _Host(self._started, heard_at=self._now)
+        host = Host(self._started, heard_at=self._now)
         self._hosts[host.number] = host
         self._orders.append(Start(host.number))
         if self.paused:
             self._send(host, "pause")
         return host
 
-    def _place_groups(self, groups: Sequence[tuple[str, ...]]) -> None:
+    def _place_all(self, cells: Sequence[Cell]) -> None:
         """Cells that hear each other are all hosted at once, neighbouring keys together."""
-        keys = [key for group in groups for key in group]
         hosts = list(self._hosts.values())
-        for number, key in enumerate(keys):
-            self._host_cell(self._cells[key], hosts[number * len(hosts) // len(keys)])
-
-    def _queue(self) -> list[_Cell]:
-        """Cells that hear nobody and wait for a host."""
-        return [
-            cell
-            for cell in self._cells.values()
-            if cell.state == "waiting" and cell.host is None and len(cell.group) == 1
-        ]
+        for number, cell in enumerate(cells):
+            self._host_cell(cell, hosts[number * len(hosts) // len(cells)])
 
     def _feed(self) -> None:
-        """Give idle hosts the next cells of the queue, the longest work first; end idle ones."""
-        if self._stop is not None:
+        """Give idle hosts the next cells of the queue."""
+        if self._stop is not None or not self._queue:
             return
-        queue = self._queue()
         for host in self._hosts.values():
-            if queue and all(self._cells[key].settled for key in host.cells):
-                self._host_cell(queue.pop(0), host)
+            if self._queue and all(self._cells[key].settled for key in host.cells):
+                self._host_cell(self._queue.popleft(), host)
 
-    def _host_cell(self, cell: _Cell, host: _Host) -> None:
+    def _even_out(self) -> None:
+        """Move a cell from a host that others wait for to one that gets on faster."""
+        if self._moving is not None or len(self._hosts) < 2:
+            return
+        loads: dict[int, dict[str, float]] = {}
+        for host in self._hosts.values():
+            going = [self._cells[key] for key in host.cells if not self._cells[key].settled]
+            if any(not cell.group.many or cell.state != "running" for cell in going):
+                return
+            known = {cell.key: cell.round_s for cell in going if cell.round_s is not None}
+            if len(known) < len(going):
+                return  # One that was moved last is still to show what it takes.
+            loads[host.number] = known
+        move = better_place(loads)
+        if move is not None:
+            cell = self._cells[move.cell]
+            self._moving = cell, move.host
+            cell.turn("leaving")
+            assert cell.host is not None
+            self._send(self._hosts[cell.host], "release", cell=cell.key)
+
+    def _host_cell(self, cell: Cell, host: Host) -> None:
         quiet = cell.frozen or self._was_frozen(cell)
         if quiet and not cell.frozen:
-            cell.state = "failed"
-        cell.host = host.number
+            cell.turn("failed")
+        cell.host, cell.round_s = host.number, None
         host.cells[cell.key] = None
         host.moved_at, host.stepped = self._now, False
         if cell.share_s is None and self._task.budget_s is not None:
             share_s = self._budget_share(cell.group, self._task.budget_s)
-            for key in cell.group:
+            for key in cell.group.keys:
                 self._cells[key].share_s = share_s
         if not quiet:
-            cell.state = "opening"
+            cell.turn("opening")
         cell.place = None
         self._send(
             host,
             "host",
             cell=cell.key,
             share_s=cell.share_s,
-            cells=len(cell.group),
+            cells=len(cell.group.keys),
             until=cell.until,
             quiet=quiet,
-            elsewhere=len(cell.group) > 1 and self._wanted > 1,
+            elsewhere=cell.group.many and self._wanted > 1,
             watched=bool(cell.deaths),
         )
         for key in self._task.around[cell.key]:
@@ -574,7 +469,7 @@ class Coordinator:
             if other.host not in (None, host.number) and other.slot:
                 self._show(other, host)
 
-    def _show(self, cell: _Cell, host: _Host) -> None:
+    def _show(self, cell: Cell, host: Host) -> None:
         """Tell a host where a cell elsewhere shows its centres, and which."""
         if cell.slot:
             self._send(host, "slot", cell=cell.key, files=cell.slot)
@@ -582,66 +477,87 @@ class Coordinator:
         if cell.frozen:
             self._send(host, "frozen", cell=cell.key)
 
-    def _around(self, cell: _Cell) -> list[_Host]:
+    def _around(self, cell: Cell) -> list[Host]:
         """Other hosts that want to know of a cell."""
         others = (self._cells[key] for key in self._task.around[cell.key])
         numbers = dict.fromkeys(other.host for other in others if other.listens)
         return [self._hosts[one] for one in numbers if one is not None and one != cell.host]
 
-    def _goes_in_step(self, group: Sequence[str]) -> bool:
+    def _goes_in_step(self, group: Group) -> bool:
         """Whether a group's cells are let go on one round at a time."""
-        return len(group) > 1 and self._task.budget_s is not None
+        return group.many and self._task.budget_s is not None and self._task.waits
 
-    def _going(self, group: Sequence[str]) -> list[_Cell]:
-        return [self._cells[key] for key in group if not self._cells[key].settled]
+    def _going(self, group: Group) -> list[Cell]:
+        return [self._cells[key] for key in group.keys if not self._cells[key].settled]
 
-    def _allow(self, group: Sequence[str]) -> None:
+    def _aim(self, group: Group, goal: int | None) -> None:
+        """The round that a group may go on to."""
+        cells = [self._cells[key] for key in group.keys]
+        group.goal = goal
+        group.short = sum(cell.is_short for cell in cells)
+        for cell in cells:
+            cell.until = goal
+
+    def _allow(self, group: Group) -> None:
         """Let a group go on, or end it when it has come to its end."""
-        going = self._going(group)
-        if not going or any(cell.state != "running" for cell in going) or self._stop is not None:
+        if group.away or self._stop is not None:
             return
-        reason = self._end_of(group, going)
-        if reason is not None:
-            for cell in going:
-                self._finish(cell, reason)
-        elif self._goes_in_step(group):
-            until = min(cell.round_ for cell in going) + 1
-            for cell in going:
-                if cell.host is not None and cell.until != until:
-                    cell.until = until
-                    self._send(self._hosts[cell.host], "until", cell=cell.key, round=until)
+        if self._goes_in_step(group):
+            if not group.short:
+                self._allow_round(group)
+        elif self._task.rounds is not None and not group.short:
+            self._finish_all(group, "rounds")
+        elif self._is_over(group):
+            self._finish_all(group, "budget")
 
-    def _end_of(self, group: Sequence[str], going: Sequence[_Cell]) -> str | None:
-        """Why a group has come to its end; None when it has not."""
-        behind = min(cell.round_ for cell in going)
+    def _allow_round(self, group: Group) -> None:
+        """The next round of a group that goes in step, unless there is none."""
+        going = self._going(group)
+        if not going:
+            return
+        rounds = {cell.round_ for cell in going}
+        behind = min(rounds)
+        # Who was taken up again may stand within a round, or behind.
+        together = len(rounds) == 1 and all(cell.whole for cell in going)
         if self._task.rounds is not None and behind >= self._task.rounds:
-            return "rounds"
-        share_s = going[0].share_s
-        if share_s is None or len(group) == 1:
-            # A cell alone says when its time is up, wherever it is.
-            single = going[0]
-            return "budget" if share_s is not None and single.spent_s >= share_s else None
-        # Those that were let go on may have begun, also when nothing was heard of it yet.
-        together = all(cell.round_ == behind >= (cell.until or 0) and cell.whole for cell in going)
-        spent_s = sum(self._cells[key].spent_s for key in group)
-        return "budget" if together and spent_s >= share_s else None
+            self._finish_all(group, "rounds")
+        elif together and self._is_over(group):
+            self._finish_all(group, "budget")
+        elif group.goal != behind + 1:
+            self._aim(group, behind + 1)
+            for cell in going:
+                if cell.host is not None:
+                    self._send(self._hosts[cell.host], "until", cell=cell.key, round=behind + 1)
 
-    def _finish(self, cell: _Cell, reason: str) -> None:
+    def _is_over(self, group: Group) -> bool:
+        share_s = self._cells[group.keys[0]].share_s
+        return share_s is not None and group.spent_s >= share_s
+
+    def _finish_all(self, group: Group, reason: str) -> None:
+        for cell in self._going(group):
+            if cell.state == "running":
+                self._finish(cell, reason)
+
+    def _finish(self, cell: Cell, reason: str) -> None:
         assert cell.host is not None
-        cell.state = "finishing"
-        if len(cell.group) > 1:
+        cell.turn("finishing")
+        if cell.group.many:
             cell.ending = reason
         host = self._hosts[cell.host]
         host.moved_at, host.stepped = self._now, False
         self._send(host, "finish", cell=cell.key, reason=reason)
 
-    def _fail(self, cell: _Cell, reason: str) -> None:
+    def _fail(self, cell: Cell, reason: str) -> None:
         """Give a cell up; to its neighbours it stays what it last showed."""
         self._emit("cell_failed", cell=cell.key, round=cell.round_ + 1, reason=reason)
-        cell.state = "failed"
+        if self._moving is not None and self._moving[0] is cell:
+            self._moving = None
+        cell.turn("failed")
         cell.deaths.clear()
         self._note(cell, "failed", reason=reason)
-        if len(cell.group) == 1:
+        # At once: its neighbours go on as if it had not been for them.
+        self._write_cells()
+        if not cell.group.many:
             self._let_go(cell)
         elif cell.slot:
             # Without, its next host will have to show what it last was.
@@ -651,19 +567,19 @@ class Coordinator:
         self._feed()
         self._end_if_done()
 
-    def _guilty(self, host: _Host, lost: Sequence[_Cell]) -> _Cell | None:
+    def _guilty(self, host: Host, lost: Sequence[Cell]) -> Cell | None:
         """The cell over which a trainer died; None when that cannot be known."""
         if host.broke_over in host.cells:
             return self._cells[host.broke_over]
         working = self._cells[host.working] if host.working in host.cells else None
-        if working is not None and working.state == "running":
+        if working is not None and working.state in ("running", "leaving"):
             return working
         # Cells are opened, and finished, in the order in which they were given.
         at_it = [cell for cell in lost if cell.place is None or cell.state == "finishing"]
         going = [cell for cell in lost if not cell.frozen]
         return at_it[0] if at_it else going[0] if len(going) == 1 else None
 
-    def _count_death(self, suspects: Sequence[_Cell], words: str) -> None:
+    def _count_death(self, suspects: Sequence[Cell], words: str) -> None:
         """Count a trainer's death against the cell it died over, or all that it may have been."""
         for cell in suspects:
             cell.deaths.append(cell.place if len(suspects) == 1 else None)
@@ -678,21 +594,23 @@ class Coordinator:
             raise Refused(3, f"{cell.key}: nobody can take it up, {times} trainers died: {words}")
         self._fail(cell, f"its trainer died {times} times in round {cell.round_ + 1}: {words}")
 
-    def _leave(self, cell: _Cell, state: str) -> None:
+    def _leave(self, cell: Cell, state: str) -> None:
         """A cell is done with, for this run or for now."""
         if not (state == "stopped" and cell.settled):
-            if state != "stopped" or cell.state in ("running", "finishing"):
+            if state != "stopped" or cell.state in ("running", "leaving", "finishing"):
                 self._note(cell, state)
-            cell.state = state
+            cell.turn(state)
         self._let_go(cell)
 
-    def _let_go(self, cell: _Cell) -> None:
+    def _let_go(self, cell: Cell) -> None:
+        if self._moving is not None and self._moving[0] is cell:
+            self._moving = None
         if cell.host is not None and cell.host in self._hosts:
             self._hosts[cell.host].cells.pop(cell.key, None)
         cell.host = None
         self._lose_slot(cell)
 
-    def _lose_slot(self, cell: _Cell) -> None:
+    def _lose_slot(self, cell: Cell) -> None:
         self._orders += [Close(file) for file in cell.slot]
         cell.slot = ()
 
@@ -715,8 +633,8 @@ class Coordinator:
         hosts = list(self._hosts.values())
         self._combine(hosts[0] if hosts else self._start_host())
 
-    def _combine(self, host: _Host) -> None:
-        host.combines = True
+    def _combine(self, host: Host) -> None:
+        host.combines, host.moved_at = True, self._now
         self._send(host, "combine", failed=sorted(self._failed()))
 
     def _failed(self) -> dict[str, str]:
@@ -745,21 +663,22 @@ class Coordinator:
             self._let_go(cell)
         for host in self._hosts.values():
             self._send(host, "quit")
+        self._status_due = None
         self._desk.write_status(state=state, cells=self._entries())
 
-    def _budget_share(self, group: Sequence[str], budget_s: float) -> float:
+    def _budget_share(self, group: Group, budget_s: float) -> float:
         """Seconds these cells may train in all: an even share of what the others leave."""
         total = budget_s * (min(self._wanted, len(self._cells)) if self._task.wall else 1)
-        members = set(group)
+        members = set(group.keys)
         others = [cell for cell in self._cells.values() if cell.key not in members]
         ended = [cell for cell in others if cell.settled]
         reserved = [cell for cell in others if not cell.settled and cell.share_s is not None]
         spent = sum(cell.spent_s for cell in ended)
-        spent += sum((cell.share_s or 0.0) / len(cell.group) for cell in reserved)
+        spent += sum((cell.share_s or 0.0) / len(cell.group.keys) for cell in reserved)
         waiting = len(others) - len(ended) - len(reserved)
-        return max(0.0, total - spent) * len(group) / (len(group) + waiting)
+        return max(0.0, total - spent) * len(members) / (len(members) + waiting)
 
-    def _is_done(self, cell: _Cell) -> bool:
+    def _is_done(self, cell: Cell) -> bool:
         """Whether a cell's entry in the status satisfies this run's length."""
         entry, task = cell.entry, self._task
         if entry.get("state") != "finished":
@@ -768,15 +687,17 @@ class Coordinator:
             task.budget_s is not None and (entry.get("budget_s") or 0) >= task.budget_s
         )
 
-    def _was_frozen(self, cell: _Cell) -> bool:
+    def _was_frozen(self, cell: Cell) -> bool:
         """Whether the cell failed and its neighbours have gone on without it."""
-        return len(cell.group) > 1 and cell.entry.get("state") == "failed"
+        return cell.group.many and cell.entry.get("state") == "failed"
 
-    def _was_settled(self, cell: _Cell, group: Sequence[str]) -> bool:
+    def _was_settled(self, cell: Cell) -> bool:
         return self._is_done(cell) or self._was_frozen(cell)
 
-    def _bound(self, host: _Host) -> float:
+    def _bound(self, host: Host) -> float:
         """How long a host may be silent."""
+        if host.combines:
+            return OPENING_S + COMBINE_S * len(self._cells)
         if not host.stepped:
             return OPENING_S
         return max(SILENCE_S, PATIENCE * host.longest_s)
@@ -784,7 +705,7 @@ class Coordinator:
     def _longest_step(self) -> float:
         return max((host.longest_s for host in self._hosts.values()), default=0.0)
 
-    def _note(self, cell: _Cell, state: str, **more: Any) -> None:
+    def _note(self, cell: Cell, state: str, **more: Any) -> None:
         cell.entry = {
             "state": state,
             "round": cell.round_,
@@ -792,17 +713,27 @@ class Coordinator:
             "budget_s": self._task.budget_s,
             **more,
         }
+        if self._status_due is None:
+            self._status_due = self._status_at + STATUS_S * len(self._cells)
+
+    def _write_cells(self) -> None:
+        self._status_due, self._status_at = None, self._now
         self._desk.write_status(cells=self._entries())
+
+    def _note_progress(self, cell: Cell, message: Mapping[str, Any]) -> None:
+        cell.come_to(int(message["round"]), float(message["spent_s"]))
 
     def _entries(self) -> dict[str, Any]:
         return {key: cell.entry for key, cell in self._cells.items() if cell.entry}
 
-    def _send(self, host: _Host, kind: str, files: Iterable[int] = (), **fields: Any) -> None:
+    def _send(self, host: Host, kind: str, files: Iterable[int] = (), **fields: Any) -> None:
         self._orders.append(Send(host.number, {"is": kind, **fields}, tuple(files)))
 
     def _emit(self, event: str, **fields: Any) -> None:
         self._watcher.event(self._desk.append(event, **fields))
 
     def _take_orders(self) -> list[Order]:
+        if self._status_due is not None and self._now >= self._status_due:
+            self._write_cells()
         taken, self._orders = self._orders, []
         return taken

@@ -16,14 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from manege import failpoints
+from manege import failpoints, machine
 from manege.config import RunConfig, to_yaml
 from manege.errors import EXIT_MACHINE, EXIT_STOPPED, ConfigError, MachineError, ManegeError
 from manege.rundir import RunDir
 from manege.runtime.channel import Channel, Garbled, Gone
-from manege.runtime.coordinator import (
+from manege.runtime.coordinator import Coordinator
+from manege.runtime.desk import RunDesk
+from manege.runtime.orders import (
     Close,
-    Coordinator,
     Kill,
     Order,
     Outcome,
@@ -33,7 +34,6 @@ from manege.runtime.coordinator import (
     Task,
     Watcher,
 )
-from manege.runtime.desk import RunDesk
 from manege.runtime.screen import Nobody, Screen
 
 _POLL_S = 0.1
@@ -91,6 +91,7 @@ def continue_run(
 
 
 def _carried_out(request: Mapping[str, Any], manner: Manner) -> Finished:
+    machine.allow_many_files()
     with _Server.start() as server:
         failpoints.only_for(None)
         prepared = server.prepare(request, manner)
@@ -104,10 +105,16 @@ def _carried_out(request: Mapping[str, Any], manner: Manner) -> Finished:
 
 
 def choose_workers(cells: int, threads: int, bytes_each: int) -> tuple[int, str]:
-    """How many trainers suit this machine, and why."""
-    cores = len(os.sched_getaffinity(0))
+    """How many trainers suit this machine, and why.
+
+    Args:
+        cells: how many there are to train.
+        threads: that each trainer uses.
+        bytes_each: that a trainer was seen to start with.
+    """
+    cores = machine.cores()
     by_cores = max(1, cores // threads)
-    by_memory = max(1, _available_bytes() // max(1, bytes_each))
+    by_memory = max(1, machine.free_bytes() // max(1, bytes_each))
     workers = min(by_cores, by_memory, cells)
     if workers == cells:
         why = f"{cells} to train"
@@ -116,13 +123,6 @@ def choose_workers(cells: int, threads: int, bytes_each: int) -> tuple[int, str]
     else:
         why = f"memory for {by_memory}, {bytes_each >> 20} MB each"
     return workers, why
-
-
-def _available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 1 << 40
 
 
 class _Server:
@@ -237,6 +237,7 @@ class _Loop:
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel.fileno(), selectors.EVENT_READ, 0)
         self._lost_servers = 0
+        self._shown_at = 0.0
 
     def run(self) -> Outcome:
         """Until the end, whatever it is."""
@@ -252,11 +253,8 @@ class _Loop:
                 if not stopping and (stopped_by := self._manner.stop()):
                     stopping = True
                     self._carry(coordinator.stop(stopped_by, time.monotonic()))
-                for wish in self._manner.screen.wishes():
-                    self._carry(coordinator.wish(wish, time.monotonic()))
                 self._carry(coordinator.tick(time.monotonic()))
-                trainers, silent_s = coordinator.heartbeat()
-                self._manner.screen.look(trainers, silent_s, paused=coordinator.paused)
+                self._show()
                 for channel in self._channels.values():
                     if channel.wants_write:
                         with suppress(Gone):
@@ -269,6 +267,17 @@ class _Loop:
                 channel.close()
             self._selector.close()
         return coordinator.outcome
+
+    def _show(self) -> None:
+        """Tell whoever looks on who trains, and do what they ask for; some times a second."""
+        now = time.monotonic()
+        if now - self._shown_at < _POLL_S:
+            return
+        self._shown_at = now
+        for wish in self._manner.screen.wishes():
+            self._carry(self._coordinator.wish(wish, now))
+        trainers, silent_s = self._coordinator.heartbeat()
+        self._manner.screen.look(trainers, silent_s, paused=self._coordinator.paused)
 
     def _carry(self, orders: list[Order]) -> None:
         for order in orders:

@@ -12,7 +12,7 @@ from manege.methods import Cellular, Independent, Method
 from manege.methods.method import Timer
 from manege.metrics import ClassScorer, FrechetMixture, InceptionMixture, Space, load_space
 from manege.rundir import RunDir
-from manege.runtime.coordinator import Task
+from manege.runtime.orders import Task
 from manege.trainer.host import Bound, Phases
 
 MOST_REFERENCES = 10_000
@@ -48,6 +48,7 @@ def task_of(bound: Bound) -> Task:
         rounds=config.rounds,
         budget_s=config.budget_s,
         wall=config.budget_clock == "wall",
+        waits=method.waits(),
         told={
             "method": config.method.value,
             "preset": config.preset,

@@ -84,10 +84,12 @@ class _Hosted:
     """The round under way."""
     steps_here: int = 0
     began: float = 0.0
+    busy_s: float = 0.0
+    """That the round under way has taken, waiting not counted."""
     over: bool = False
     """Its time is up: it waits for its end."""
-    shown: bool = True
-    """Whether its last centre is where the others look."""
+    leaving: bool = False
+    """Another host will have it after its round."""
 
     @property
     def round_(self) -> int:
@@ -154,7 +156,7 @@ class Host:
     def handle(self, message: Mapping[str, Any], files: tuple[int, ...] = ()) -> None:
         """Do what a message says."""
         cell = str(message.get("cell", ""))
-        if message["is"] in ("until", "finish") and cell not in self._here:
+        if message["is"] in ("until", "finish", "release") and cell not in self._here:
             return  # It failed or was let go while this was on its way.
         if message["is"] in ("host", "finish"):
             self.working = cell
@@ -165,6 +167,8 @@ class Host:
                 self._here[cell].until = message["round"]
             case "finish":
                 self._finish(self._here[cell], str(message["reason"]))
+            case "release":
+                self._release(self._here[cell])
             case "adopted":
                 self._unadopted.discard(cell)
             case "slot":
@@ -254,6 +258,20 @@ class Host:
         self._tell(
             "finished", cell=run.cell, round=run.state.round_, spent_s=run.spent_s, reason=reason
         )
+
+    def _release(self, hosted: _Hosted) -> None:
+        """Give a cell away, at the end of its round."""
+        run = hosted.run
+        hosted.leaving = True
+        if hosted.frozen or hosted.steps is not None:
+            return
+        try:
+            run.commit()
+        except CellFailed as failure:
+            self._fail(hosted, failure)
+            return
+        self._drop(hosted)
+        self._tell("released", cell=run.cell, round=hosted.round_, spent_s=run.spent_s)
 
     def _drop(self, hosted: _Hosted) -> None:
         if self._active is hosted:
@@ -362,14 +380,11 @@ class Host:
 
     def _next(self) -> _Hosted | None:
         """Whoever is behind and can go on."""
-        for hosted in self._here.values():
-            if not hosted.shown:
-                self._show(hosted)
         ready = [hosted for hosted in self._here.values() if self._is_ready(hosted)]
         return min(ready, key=lambda hosted: hosted.round_, default=None)
 
     def _is_ready(self, hosted: _Hosted) -> bool:
-        if hosted.frozen or hosted.over or not hosted.shown:
+        if hosted.frozen or hosted.over:
             return False
         if hosted.until is not None and hosted.round_ >= hosted.until:
             return False
@@ -377,8 +392,8 @@ class Host:
         if not self._method.waits():
             return all(self._has_shown(cell, 0) for cell in neighbours)
         if hosted.round_ > 0:
-            # Those of the last round too: one that is behind may need the centre before the last
-            # again, and after the next round it would be gone.
+            # Those of the last round too: they may be reading the centre before the last, which
+            # the next one takes the place of; one that is taken up again may need it.
             neighbours += self._method.neighbours(hosted.run.cell, hosted.round_)
         return all(self._has_shown(cell, hosted.round_) for cell in neighbours)
 
@@ -433,13 +448,14 @@ class Host:
     def _step(self, hosted: _Hosted) -> None:
         run = hosted.run
         clock = time.process_time if self._config.budget_clock == "cpu" else time.monotonic
-        before = clock()
+        before, began = clock(), time.monotonic()
         if hosted.steps is None:
             self._begin_round(hosted)
         assert hosted.steps is not None
         step = next(hosted.steps)
         hosted.steps_here += 1
         run.spent_s += clock() - before
+        hosted.busy_s += time.monotonic() - began
         self._tell_step(hosted, step)
         failpoint("step")
         if step.trouble is not None:
@@ -451,16 +467,18 @@ class Host:
         # Neighbours see a round's centre only once it is safe.
         if run.commit_due(step) or (ended and hosted.cells > 1):
             run.commit()
+        if hosted.cells == 1 and run.over_budget(hosted.share_s):
+            hosted.over, self._active = True, None
         if ended:
             hosted.steps = self._active = None
-            hosted.shown = False
             self._show(hosted)
-        elif hosted.cells == 1 and run.over_budget(hosted.share_s):
-            hosted.over, self._active = True, None
+            if hosted.leaving:
+                self._release(hosted)
+        elif hosted.over:
             self._tell("over", cell=run.cell, spent_s=run.spent_s)
 
     def _begin_round(self, hosted: _Hosted) -> None:
-        hosted.began, hosted.steps_here = time.monotonic(), 0
+        hosted.began, hosted.steps_here, hosted.busy_s = time.monotonic(), 0, 0.0
         self._phases.seconds.clear()
         if self._idle_since is not None:
             self._phases.add("gather", hosted.began - self._idle_since)
@@ -470,24 +488,18 @@ class Host:
         hosted.steps = self._method.advance(hosted.run.cell, hosted.run.state, inbox)
 
     def _show(self, hosted: _Hosted) -> None:
-        """Show a new centre, once nobody can be reading the one it takes the place of."""
-        run = hosted.run
-        if hosted.slot is not None and self._method.waits():
-            # It takes the place of the one two rounds before, which the round in between reads.
-            between = hosted.round_ - 1
-            readers = (
-                cell
-                for cell in {*self._here, *self._elsewhere}
-                if cell != run.cell and run.cell in self._method.neighbours(cell, between)
-            )
-            if between > 0 and not all(self._has_shown(cell, between) for cell in readers):
-                return
+        """Show a new centre; nobody reads the one it takes the place of: see `_is_ready`."""
         if hosted.slot is not None:
-            state = run.state
+            state = hosted.run.state
             assert isinstance(state, GridState)
             hosted.slot.write(hosted.round_, _arrays(state.centre))
-        hosted.shown = True
-        self._tell("round", cell=run.cell, round=hosted.round_, spent_s=run.spent_s)
+        self._tell(
+            "round",
+            cell=hosted.run.cell,
+            round=hosted.round_,
+            spent_s=hosted.run.spent_s,
+            seconds=round(hosted.busy_s, 4),
+        )
 
     def _end_round(self, hosted: _Hosted, step: Step) -> None:
         """Tell of a round that is done."""

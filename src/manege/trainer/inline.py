@@ -11,8 +11,9 @@ from manege import device
 from manege.config import RunConfig
 from manege.data import Dataset
 from manege.rundir import RunDir
-from manege.runtime.coordinator import Coordinator, Order, Outcome, Send, Watcher
+from manege.runtime.coordinator import Coordinator
 from manege.runtime.desk import RunDesk
+from manege.runtime.orders import Order, Outcome, Send, Watcher
 from manege.runtime.screen import Nobody, Screen
 from manege.trainer.binding import bound_method, task_of
 from manege.trainer.host import Host

@@ -18,12 +18,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from manege.runtime.coordinator import (
+    COMBINE_S,
     DEATHS_AT_ONE_STEP,
     DEATHS_WITHOUT_COMMIT,
     OPENING_S,
     SILENCE_S,
-    Close,
     Coordinator,
+)
+from manege.runtime.orders import (
+    Close,
     Kill,
     Order,
     Outcome,
@@ -38,7 +41,7 @@ from manege.topology import NINE, Schedule, Topology, isolated, ring, torus
 BEAT_S = 2.0
 LONG_S = 5_000.0
 MANY = 300_000
-"""Virtual seconds, and events, in which every run must have ended."""
+"""Virtual seconds, and events, in which a run of up to forty cells must have ended."""
 FOREVER_S = 1e9
 ALWAYS = 10**6
 
@@ -130,6 +133,7 @@ class Plan:
             rounds=self.rounds,
             budget_s=self.budget_s,
             wall=self.wall,
+            waits=self.waits,
             told={"rounds": self.rounds},
         )
 
@@ -286,8 +290,9 @@ class Hosted:
     inbox: list[int] | None = None
     looks_at: list[tuple[Slot, int, int]] = field(default_factory=list)
     """What the round under way reads in place."""
+    busy_s: float = 0.0
     over: bool = False
-    shown: bool = True
+    leaving: bool = False
 
 
 @dataclass
@@ -419,7 +424,7 @@ class FakeHost:
 
     def _handle(self, message: dict[str, Any], files: tuple[int, ...]) -> Life:
         cell = message.get("cell", "")
-        if message["is"] in ("until", "finish") and cell not in self.here:
+        if message["is"] in ("until", "finish", "release") and cell not in self.here:
             self.world.misled.append((self.number, message))
             return
         self.working = cell or None
@@ -430,13 +435,13 @@ class FakeHost:
                 self.here[cell].until = message["round"]
             case "finish":
                 yield from self._finish(self.here[cell], message["reason"])
+            case "release":
+                yield from self._release(self.here[cell])
             case "adopted":
                 self.unadopted.discard(cell)
             case "slot":
-                if not self.here:
-                    self.world.misled.append((self.number, message))
-                    raise Crashed("StopIteration")
-                self._known(cell).slot = self.world.slots[files[0]]
+                # With nobody here there is nothing to compare it with, and nobody to look at it.
+                self._known(cell).slot = self.world.slots[files[0]] if self.here else None
             case "centre":
                 known = self._known(cell)
                 assert message["round"] >= known.round_
@@ -513,6 +518,14 @@ class FakeHost:
             reason=reason,
         )
 
+    def _release(self, hosted: Hosted) -> Life:
+        hosted.leaving = True
+        if hosted.frozen or hosted.inbox is not None:
+            return
+        yield from self._commit(hosted)
+        self._drop(hosted)
+        self._tell("released", cell=hosted.cell, round=hosted.round_, spent_s=hosted.spent_s)
+
     def _drop(self, hosted: Hosted) -> None:
         if self.active is hosted:
             self.active = None
@@ -561,14 +574,11 @@ class FakeHost:
         return True
 
     def _next(self) -> Hosted | None:
-        for hosted in self.here.values():
-            if not hosted.shown:
-                self._show(hosted)
         ready = [hosted for hosted in self.here.values() if self._is_ready(hosted)]
         return min(ready, key=lambda hosted: hosted.round_, default=None)
 
     def _is_ready(self, hosted: Hosted) -> bool:
-        if hosted.frozen or hosted.over or not hosted.shown:
+        if hosted.frozen or hosted.over:
             return False
         if hosted.until is not None and hosted.round_ >= hosted.until:
             return False
@@ -587,7 +597,7 @@ class FakeHost:
 
     def _begin_round(self, hosted: Hosted) -> None:
         world, round_ = self.world, hosted.round_
-        hosted.inbox, hosted.looks_at = [], []
+        hosted.inbox, hosted.looks_at, hosted.busy_s = [], [], 0.0
         for cell in world.grid.neighbours(hosted.cell, round_ + 1):
             here = self.here.get(cell)
             if not world.plan.waits:
@@ -619,6 +629,7 @@ class FakeHost:
         yield FOREVER_S if self.busy else took_s
         hosted.step += 1
         hosted.spent_s += took_s
+        hosted.busy_s += took_s
         yield from world.crash(self, hosted.cell, "step", hosted.round_ + 1, hosted.step)
         ended = hosted.step == plan.steps
         if hosted.watched or world.rng.random() < 0.5:
@@ -638,30 +649,26 @@ class FakeHost:
         due = due or (not ended and world.rng.random() < plan.commit_share)
         if due or (ended and hosted.cells > 1):
             yield from self._commit(hosted)
+        if hosted.cells == 1 and hosted.share_s is not None and hosted.spent_s >= hosted.share_s:
+            hosted.over, self.active = True, None
         if ended:
             hosted.inbox = self.active = None
-            hosted.shown = False
             self._show(hosted)
-        elif hosted.cells == 1 and hosted.share_s is not None and hosted.spent_s >= hosted.share_s:
-            hosted.over, self.active = True, None
+            if hosted.leaving:
+                yield from self._release(hosted)
+        elif hosted.over:
             self._tell("over", cell=hosted.cell, spent_s=hosted.spent_s)
 
     def _show(self, hosted: Hosted) -> None:
-        if hosted.slot is not None and self.world.plan.waits:
-            between = hosted.round_ - 1
-            readers = (
-                cell
-                for cell in {*self.here, *self.elsewhere}
-                if cell != hosted.cell
-                and between > 0
-                and hosted.cell in self.world.grid.neighbours(cell, between)
-            )
-            if not all(self._has_shown(cell, between) for cell in readers):
-                return
         if hosted.slot is not None:
             hosted.slot.write(hosted.round_, hosted.value)
-        hosted.shown = True
-        self._tell("round", cell=hosted.cell, round=hosted.round_, spent_s=hosted.spent_s)
+        self._tell(
+            "round",
+            cell=hosted.cell,
+            round=hosted.round_,
+            spent_s=hosted.spent_s,
+            seconds=hosted.busy_s,
+        )
 
     def _commit(self, hosted: Hosted) -> Life:
         here = hosted.round_, hosted.step, hosted.final
@@ -745,7 +752,8 @@ class World:
         self.tick()
         while self.coordinator.outcome is None and not self.abandoned:
             self.now, turn, event = heapq.heappop(self.heap)
-            assert max((self.now - began) / LONG_S, turn / MANY) < 1, "it does not end"
+            done = max((self.now - began) / LONG_S, turn / MANY)
+            assert done < max(1.0, len(self.grid.cells) / 40), "it does not end"
             event()
         if self.coordinator.outcome is not None:
             self._check_end(self.coordinator.outcome)
@@ -789,7 +797,8 @@ class World:
         if kind == "stopped":
             self.holder = {one: other for one, other in self.holder.items() if other is not host}
         elif self.holder.get(cell) is host and (
-            kind == "finished" or (kind == "failed" and len(self.grid.group[cell]) == 1)
+            kind in ("finished", "released")
+            or (kind == "failed" and len(self.grid.group[cell]) == 1)
         ):
             del self.holder[cell]
 
@@ -936,7 +945,7 @@ class World:
         commits = [self.desk.newest(cell) or Commit() for cell in cells]
         if self.plan.budget_s is None or not commits:
             return
-        if len(self.grid.group[cells[0]]) > 1:
+        if len(self.grid.group[cells[0]]) > 1 and self.plan.waits:
             assert len({(commit.round_, commit.step) for commit in commits}) == 1
             assert commits[0].step == 0
             if self.runs == 1 and not self.failed and commits[0].round_ != self.plan.rounds:
@@ -997,14 +1006,15 @@ def drawn(grid: Grid, seed: int, *, most_hosts: int = 5) -> Plan:
             at = place if where in ("step", "fails") else (0, 0)
             times = 1 if where == "hangs" else rng.choice([1, 2, ALWAYS])
             crashes[cell] = Crash(where, *at, times, rng.random() < 0.5)
-    has_budget = seed % 3 == 0
+    has_budget, wall = seed % 3 == 0, rng.random() < 0.3
+    budget_s = rng.uniform(0.2, 0.3 * rounds * steps * len(cells)) / (hosts if wall else 1)
     return Plan(
         grid,
         hosts,
         rounds=None if has_budget and rng.random() < 0.5 else rounds,
         steps=steps,
-        budget_s=rng.uniform(0.2, 0.3 * rounds * steps * len(cells)) if has_budget else None,
-        wall=rng.random() < 0.3,
+        budget_s=budget_s if has_budget else None,
+        wall=wall,
         commit_rounds=rng.choice([1, 1, 2]),
         commit_share=rng.choice([0.0, 0.2, 1.0]),
         slow=rng.choice([0.0, 0.0, 0.3]),
@@ -1085,6 +1095,12 @@ def large(hosts: int, budget_s: float | None, *faults: Fault) -> Plan:
 def test_a_thousand_cells_come_through():
     world = lived_through(large(200, None), 1)
     assert set(world.coordinator.outcome.failed) == {"c500", "c77"}
+
+
+@pytest.mark.soak
+@batches(2_000, 20)
+def test_a_thousand_cells_come_through_thousands_of_schedules(seeds):
+    live(LARGE, seeds, most_hosts=1_000)
 
 
 @pytest.mark.soak
@@ -1214,9 +1230,11 @@ class Talk:
         budget_s: float | None = None,
         hosts: int = 2,
         status: Mapping[str, Any] | None = None,
+        waits: bool = True,
     ) -> None:
         grid = Grid((1, topology))
-        task = Task(grid.cells, grid.groups, grid.around, rounds, budget_s, wall=False, told={})
+        length = (rounds, budget_s, False, waits)
+        task = Task(grid.cells, grid.groups, grid.around, *length, told={})
         self.desk = Notes()
         self.now = 100.0
         self.one = Coordinator(task, self.desk, Watcher(), status or {}, hosts=hosts)
@@ -1233,7 +1251,15 @@ class Talk:
         return words
 
     def say(self, host: int, kind: str, *files: int, **fields: Any) -> list[str]:
-        message = {"is": kind, "round": 0, "step": 0, "spent_s": 0.0, "reason": "", **fields}
+        message = {
+            "is": kind,
+            "round": 0,
+            "step": 0,
+            "spent_s": 0.0,
+            "seconds": 1.0,
+            "reason": "",
+            **fields,
+        }
         return self._words(self.one.heard(host, message, files, self.now))
 
     def die(self, host: int) -> list[str]:
@@ -1392,7 +1418,7 @@ def test_a_round_that_was_begun_is_ended_whoever_fails_meanwhile():
 def test_two_grids_share_a_budget():
     pairs = Topology({"a": ("b",), "b": ("a",), "c": ("d",), "d": ("c",)})
     grid = Grid((1, pairs))
-    task = Task(grid.cells, grid.groups, grid.around, None, 60.0, wall=False, told={})
+    task = Task(grid.cells, grid.groups, grid.around, None, 60.0, wall=False, waits=True, told={})
     orders = Coordinator(task, Notes(), Watcher(), {}, hosts=2).begin(0.0)
     hosted = [one.message for one in orders if isinstance(one, Send)]
     assert [(one["cell"], one["share_s"]) for one in hosted] == [(key, 30.0) for key in "abcd"]
@@ -1551,3 +1577,118 @@ def test_bad_input_ends_the_run():
     with pytest.raises(Refused, match=r"^no such file$") as error:
         Talk(rounds=1).say(1, "refused", code=2, text="no such file")
     assert error.value.code == 2
+
+
+# Cells that would be better off elsewhere.
+
+
+def test_fast_hosts_get_the_cells_of_slow_ones():
+    world = World(Plan(THREE_BY_THREE, 3, rounds=20, slow=0.4), 3)
+    world.run()
+    speeds = {number: host.speed for number, host in world.hosts.items()}
+    assert sorted(speeds.values()) == [1.0, 10.0, 10.0]
+    moves = world.desk.told("cell_moved")
+    assert len(moves) >= 4
+    assert all(speeds[one["trainer"]] > speeds[one["to"]] for one in moves)
+    assert world.now < 120  # It takes 208 s when nobody is moved.
+
+
+RING_OF_FOUR = ring("abcd")
+
+
+def uneven(talk: Talk) -> Talk:
+    """Host 1 has "a" and "b" and is slow, host 2 has the others."""
+    assert talk.begun[2:] == ["host a to 1", "host b to 1", "host c to 2", "host d to 2"]
+    for number, cell in enumerate("abcd"):
+        talk.say(1 + number // 2, "opened", 7 + number, cell=cell)
+    for number, cell in enumerate("abcd"):
+        talk.say(1 + number // 2, "round", cell=cell, round=1, seconds=1.0 if number > 1 else 9.0)
+    assert talk.later(3.0) == ["release b to 1"]
+    return talk
+
+
+def test_a_cell_that_is_moved_is_released_first_and_shown_again():
+    talk = uneven(Talk(RING_OF_FOUR, rounds=9))
+    assert talk.one.states["b"] == "leaving"
+    assert talk.say(1, "round", cell="b", round=2, seconds=9.0) == ["centre b to 2"]
+    said = talk.say(1, "released", cell="b", round=2)
+    assert said == ["close 8", "host b to 2", "slot a to 2", "centre a to 2"]
+    assert talk.desk.events[-1] == "cell_moved"
+    said = talk.say(2, "opened", 20, cell="b", round=2)
+    assert said == ["slot b to 1", "centre b to 1"]
+    # Nobody is moved again before it has shown what it takes there.
+    assert talk.later(60.0) == []
+
+
+def test_who_was_to_have_it_may_be_dead():
+    talk = uneven(Talk(RING_OF_FOUR, rounds=9))
+    assert talk.die(2)[3] == "start 3"
+    said = talk.say(1, "released", cell="b", round=1)
+    assert said[:2] == ["close 8", "host b to 1"]
+
+
+def test_a_cell_that_leaves_is_taken_up_elsewhere_when_its_host_dies():
+    talk = uneven(Talk(RING_OF_FOUR, rounds=9))
+    said = talk.die(1)
+    assert [word for word in said if word.startswith("host")] == ["host a to 3", "host b to 3"]
+    talk.say(3, "opened", 20, cell="a", round=1)
+    talk.say(3, "opened", 21, cell="b", round=1)
+    for number, cell in ((3, "a"), (3, "b")):
+        talk.say(number, "round", cell=cell, round=2, seconds=9.0)
+    assert talk.later(3.0) == ["release b to 3"]
+
+
+def test_a_cell_that_fails_while_it_leaves_stays_where_it_is():
+    talk = uneven(Talk(RING_OF_FOUR, rounds=9))
+    assert talk.say(1, "failed", cell="b", round=1) == ["frozen b to 2"]
+    assert talk.one.states["b"] == "failed"
+
+
+def test_a_stop_waits_for_who_leaves():
+    talk = uneven(Talk(RING_OF_FOUR, rounds=9))
+    talk.stop()
+    assert talk.say(1, "released", cell="b", round=1) == ["close 8"]
+    assert talk.say(1, "stopped", cells={"a": (1, 1.0)}) == ["close 7"]
+    said = talk.say(2, "stopped", cells={"c": (1, 1.0), "d": (1, 1.0)})
+    assert said == ["close 9", "close 10", "quit to 1", "quit to 2"]
+    assert set(talk.one.states.values()) == {"stopped"}
+
+
+def test_a_grid_that_does_not_wait_ends_when_its_time_is_up_wherever_its_cells_are():
+    talk = Talk(budget_s=9.0, waits=False)
+    for host, cell in ((1, "a"), (2, "b")):
+        talk.say(host, "opened", 6 + host, cell=cell)
+    for round_ in (1, 2, 3):
+        said = talk.say(1, "round", cell="a", round=round_, spent_s=2.0 * round_)
+        assert said == ["centre a to 2"]
+    said = talk.say(2, "round", cell="b", round=1, spent_s=4.0)
+    assert said == ["centre b to 1", "finish a to 1", "finish b to 2"]
+
+
+def test_a_host_that_does_not_get_on_with_the_model_is_replaced():
+    talk = at_their_end(Talk(rounds=1))
+    talk.say(1, "finished", cell="a", round=1)
+    assert talk.say(2, "finished", cell="b", round=1)[-1] == "combine to 1"
+    bound_s = OPENING_S + 2 * COMBINE_S
+    for _ in range(int(bound_s) + 1):
+        talk.beat(1)
+        talk.beat(2)
+        assert talk.later(1.0) == []
+    talk.beat(1)
+    talk.beat(2)
+    assert talk.later(1.0) == ["kill 1", "start 3", "combine to 3"]
+
+
+def test_the_status_is_written_less_often_the_more_cells_there_are():
+    written = []
+    for number in (10, 1000):
+        talk = Talk(isolated(keys(number)), rounds=9, hosts=number)
+        talk.desk.write_status = lambda talk=talk, **fields: talk.desk.times.append(talk.now)
+        talk.desk.times = []
+        for host, cell in enumerate(keys(number), 1):
+            talk.now += 0.02
+            talk.say(host, "opened", cell=cell)
+        talk.later(5.0)
+        written.append(len(talk.desk.times) / number)
+    assert written[0] == 1.0
+    assert written[1] < 0.03

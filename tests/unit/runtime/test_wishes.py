@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from manege.runtime.coordinator import Coordinator, Send, Start, Task
+from manege.runtime.coordinator import Coordinator
+from manege.runtime.orders import Send, Start, Task
 from manege.runtime.screen import WISHES, Nobody
 
 
@@ -45,6 +46,7 @@ def coordinator() -> Coordinator:
         rounds=3,
         budget_s=None,
         wall=False,
+        waits=True,
         told={},
     )
     made = Coordinator(task, Desk(), Watcher(), {}, hosts=2)

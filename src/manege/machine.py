@@ -1,0 +1,47 @@
+"""What this machine lets us have: cores, memory, open files."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+"""Where a container or a batch system says how much of the machine is ours."""
+
+
+def cores() -> int:
+    """Cores that this process may use, by its affinity and its control group."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = _words(CGROUP / "cpu.max")
+    if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
+        allowed = min(allowed, math.ceil(int(quota[0]) / int(quota[1])))
+    return max(1, allowed)
+
+
+def free_bytes() -> int:
+    """Memory that could still be used, of the machine and of our control group."""
+    free = 1 << 40
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) << 10
+    most, used = _words(CGROUP / "memory.max"), _words(CGROUP / "memory.current")
+    if most and most[0].isdigit() and used:
+        free = min(free, max(0, int(most[0]) - int(used[0])))
+    return free
+
+
+def allow_many_files() -> None:
+    """As many open files as the machine lets us have: each trainer and each cell takes one."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
