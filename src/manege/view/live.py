@@ -39,6 +39,8 @@ class Live:
         self._cost_s = 0.0
         self._wished: list[str] = []
         self._stop: str | None = None
+        self._pausing = False
+        """Whether a pause was asked for last, granted or not yet."""
         self._said: list[str] = []
 
     def __enter__(self) -> Self:
@@ -101,8 +103,11 @@ class Live:
         for key in self._keys.pressed().lower():
             match key:
                 case "p":
-                    wish = "resume" if self.looked.now.paused else "pause"
-                    self._wish(wish, "paused" if wish == "pause" else "going on")
+                    self._pausing = not self._pausing
+                    if self._pausing:
+                        self._wish("pause", "paused")
+                    else:
+                        self._wish("resume", "going on")
                 case "c":
                     self._wish(
                         "checkpoint", "checkpoint asked for: each trainer commits after its step"

@@ -118,6 +118,8 @@ class Keys:
             if os.isatty(file) and os.tcgetpgrp(file) == os.getpgrp():
                 self._before = termios.tcgetattr(file)
                 tty.setcbreak(file, termios.TCSANOW)
+                # Keys pressed before there was a page were meant for nobody.
+                termios.tcflush(file, termios.TCIFLUSH)
                 self._file = file
         return self
 

@@ -149,3 +149,13 @@ def test_damaged_events_and_live_files_are_no_failure(tmp_path):
     (path / "live.json").write_text("{")
     (path / "status.json").write_text("[]")
     assert "1 damaged lines" in following.once(path, 80, 24)
+
+
+def test_keys_pressed_at_once_are_taken_one_by_one(monkeypatch):
+    view = Live()
+    monkeypatch.setattr(view._keys, "pressed", lambda: "pcPsx?")
+    assert view.wishes() == ["pause", "checkpoint", "resume", "sheet"]
+    assert view.asked_to_stop() is None
+    monkeypatch.setattr(view._keys, "pressed", lambda: "q")
+    assert view.wishes() == []
+    assert view.asked_to_stop() == "key q"
