@@ -9,6 +9,7 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 DEMO_BUDGET ?= 70s
 DEMO_GRID_BUDGET ?= 40s
+APT_FLAGS := -q -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 BIN := .venv/bin
 DEMO := demo/digits-$(shell date +%Y%m%d-%H%M%S)
 
@@ -93,8 +94,9 @@ browser-setup:
 	  echo "both are there"; \
 	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then \
 	  echo "not installed: that takes root and apt-get; tests in a browser are skipped"; \
-	elif ! (apt-get update -q > /dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q \
-	  --no-install-recommends chromium chromium-driver fonts-dejavu-core > /dev/null); then \
+	elif ! (timeout 60 apt-get $(APT_FLAGS) update > /dev/null && DEBIAN_FRONTEND=noninteractive \
+	  timeout 300 apt-get $(APT_FLAGS) install -y --no-install-recommends chromium chromium-driver \
+	  fonts-dejavu-core > /dev/null); then \
 	  echo "not installed: apt-get failed (no network?); tests in a browser are skipped"; \
 	fi
 
