@@ -44,7 +44,7 @@ def on_terminal(
     rows: int,
     press: Callable[[str], str] = lambda text: "",
     env: dict[str, str] | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float = 240.0,
 ) -> Shown:
     """The command on a terminal of its own; `press` is shown all that was written, and answers."""
     ours, theirs = pty.openpty()
@@ -71,7 +71,7 @@ def on_terminal(
                 seen += chunk
             if keys := press(seen.decode(errors="replace")):
                 os.write(ours, keys.encode())
-        code = process.wait(10)
+        code = process.wait(60)
     finally:
         if process.poll() is None:
             process.kill()

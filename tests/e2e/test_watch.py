@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from manege.api import start_run
+from manege.config import resolve
 from manege.rundir import RunDir
 
 from .command import TINY
@@ -23,7 +25,7 @@ LONG = ("train", "digits", "--classes", "3,7,8", *TINY, "--out", "run")
 
 
 def test_training_on_a_terminal_shows_a_page_that_fits(tmp_path):
-    words = (*LONG, "--rounds", "20", "--score", "none")
+    words = (*LONG, "--rounds", "8", "--score", "none")
     columns, rows = 80, 24
     shown = on_terminal(words, cwd=tmp_path, columns=columns, rows=rows)
     assert shown.code == 0, shown.text[-2000:]
@@ -34,13 +36,13 @@ def test_training_on_a_terminal_shows_a_page_that_fits(tmp_path):
         assert max(map(len, lines)) <= columns
     last = shown.pages[-1]
     assert "digits · per-class · paper" in last
-    assert re.search(r"━+ 100 %  round 20 of 20", last)
-    assert re.search(r"✓ 3 +\S+ r20 +[▁-█]+", last)
+    assert re.search(r"━+ 100 %  round 8 of 8", last)
+    assert re.search(r"✓ 3 +\S+ r8 +[▁-█]+", last)
     assert "1 trainer, oldest heartbeat" in shown.pages[len(shown.pages) // 2]
     assert "time train" in last
     assert "p pause   c checkpoint   s sample sheet   q stop, resume later" in last
     assert "finished in" in shown.left
-    assert "3: done, 20 rounds (all)" in shown.left
+    assert "3: done, 8 rounds (all)" in shown.left
     assert "Traceback" not in shown.text
     # The cursor and the first screen are back.
     assert shown.text.count("\x1b[?1049h") == shown.text.count("\x1b[?1049l") == 1
@@ -81,11 +83,37 @@ def test_keys_pause_commit_draw_and_stop(tmp_path):
     assert events[-1]["reason"] == "key q"
     # While it was paused, no round ended.
     ends = [event["t"] for event in events if event["event"] in ("round", "commit", "sheet")]
-    pause = max(b - a for a, b in pairwise(ends))
-    assert pause > 0.5
-    # And no round is said to have taken that long.
-    first = next(event for event in events if event["event"] == "round")
-    assert first["phases_s"]["overall"] < 2.0
+    assert max(b - a for a, b in pairwise(ends)) > 0.5
+
+
+class Pausing:
+    """A screen that asks for a pause of three seconds in the first round."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def opened(self, path: Path) -> None: ...
+
+    def look(self, trainers: int, silent_s: float, *, paused: bool) -> None:
+        self.looks += 1
+
+    def wishes(self) -> list[str]:
+        return {1: ["pause", "checkpoint", "sheet"], 31: ["resume"]}.get(self.looks, [])
+
+
+def test_a_pause_is_part_of_no_round_and_what_is_asked_for_is_done(tmp_path):
+    sets = ["networks.kind=mlp", "networks.hidden=16", "data.classes=[3]"]
+    config = resolve(preset="paper", flags={"data.source": "digits", "rounds": 2}, sets=sets)
+    screen = Pausing()
+    run = start_run(config, out=tmp_path / "run", screen=screen)
+    assert run.outcome.state == "finished"
+    events = list(RunDir.open(tmp_path / "run").events())
+    kinds = [event["event"] for event in events]
+    assert kinds.index("commit") < kinds.index("sheet") < kinds.index("round")
+    assert (tmp_path / "run" / "samples" / "3" / "round-000000-step-000001.png").exists()
+    assert events[-1]["t"] - events[0]["t"] > 2.9
+    rounds = [event for event in events if event["event"] == "round"]
+    assert sum(event["phases_s"]["overall"] for event in rounds) < 2.5
 
 
 def test_a_run_is_watched_from_elsewhere_and_left_alone(trained, tmp_path):
