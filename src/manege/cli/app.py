@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from manege.cli import data, model, running, scores
+from manege.cli import report as reporting
 from manege.cli import sweep as sweeping
+from manege.cli import watch as watching
 from manege.cli.output import emit_json, say
 from manege.errors import (
     EXIT_FAILED_CELL,
@@ -159,6 +161,7 @@ def train(
     ] = None,
     workers: running.Workers = "auto",
     runtime: running.Where = running.Runtime.LOCAL,
+    tensorboard: running.TensorBoard = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the full configuration and stop.")
     ] = False,
@@ -213,7 +216,8 @@ def train(
             say(to_yaml(settings), end="")
         return
 
-    _report(running.start(settings, out, runtime, workers), as_json=json_)
+    done = running.start(settings, out, runtime, workers, tensorboard=tensorboard)
+    _report(done, as_json=json_)
 
 
 @app.command()
@@ -223,13 +227,15 @@ def resume(
     budget: Annotated[str | None, typer.Option(help="New total of training time.")] = None,
     workers: running.Workers = "auto",
     runtime: running.Where = running.Runtime.LOCAL,
+    tensorboard: running.TensorBoard = False,
     json_: Json = False,
 ) -> None:
     """Go on with a run that was stopped, killed, or is to become longer.
 
     The result is bit for bit what it would have been without the interruption.
     """
-    _report(running.go_on(run, rounds, budget, runtime, workers), as_json=json_)
+    done = running.go_on(run, rounds, budget, runtime, workers, tensorboard=tensorboard)
+    _report(done, as_json=json_)
 
 
 @app.command()
@@ -323,6 +329,8 @@ def export(
 app.command()(scores.evaluate)
 app.command()(scores.compare)
 app.command()(sweeping.sweep)
+app.command()(watching.watch)
+app.command()(reporting.report)
 
 
 def _checkpoint_every(text: str | None) -> dict[str, Any]:

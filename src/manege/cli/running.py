@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -16,16 +16,28 @@ from manege.errors import ConfigError
 
 if TYPE_CHECKING:
     from manege.config import RunConfig
-    from manege.progress import Bars, Lines
     from manege.runtime.local import Manner
     from manege.runtime.orders import Outcome
-    from manege.stopping import StopSignals
+    from manege.view.live import Careful
 
 Workers = Annotated[
     str,
     typer.Option(
         help="Trainers at the same time, a process each: a number, or auto (as many as this "
         "machine has cores and memory for)."
+    ),
+]
+
+
+Stop = Callable[[], str | None]
+"""What asked for the end, if anything did."""
+
+
+TensorBoard = Annotated[
+    bool,
+    typer.Option(
+        "--tensorboard",
+        help="Also write scalars, sample sheets and the configuration to RUN/tensorboard.",
     ),
 ]
 
@@ -56,11 +68,13 @@ Where = Annotated[
 ]
 
 
-def start(config: RunConfig, out: Path | None, runtime: Runtime, workers: str) -> Done:
+def start(
+    config: RunConfig, out: Path | None, runtime: Runtime, workers: str, *, tensorboard: bool
+) -> Done:
     """A new run, with progress on standard error."""
     command = shlex.join(["manege", *sys.argv[1:]])
     count = _count(workers)
-    with _shown() as (watcher, stop):
+    with _shown(tensorboard=tensorboard) as (watcher, stop):
         if _is_local(runtime):
             from manege.runtime import local
 
@@ -69,17 +83,29 @@ def start(config: RunConfig, out: Path | None, runtime: Runtime, workers: str) -
         from manege import api
 
         done = api.start_run(
-            config, out=out, watcher=watcher, say=watcher.say, stop=stop, command=command
+            config,
+            out=out,
+            watcher=watcher,
+            say=watcher.say,
+            stop=stop,
+            command=command,
+            screen=watcher,
         )
         return Done(done.path, done.config, done.outcome)
 
 
 def go_on(
-    path: Path, rounds: int | None, budget: str | None, runtime: Runtime, workers: str
+    path: Path,
+    rounds: int | None,
+    budget: str | None,
+    runtime: Runtime,
+    workers: str,
+    *,
+    tensorboard: bool,
 ) -> Done:
     """The same for a run that is there already."""
     count = _count(workers)
-    with _shown() as (watcher, stop):
+    with _shown(tensorboard=tensorboard) as (watcher, stop):
         if _is_local(runtime):
             from manege.runtime import local
 
@@ -88,26 +114,39 @@ def go_on(
         from manege import api
 
         done = api.continue_run(
-            path, rounds=rounds, budget_s=budget, watcher=watcher, say=watcher.say, stop=stop
+            path,
+            rounds=rounds,
+            budget_s=budget,
+            watcher=watcher,
+            say=watcher.say,
+            stop=stop,
+            screen=watcher,
         )
         return Done(done.path, done.config, done.outcome)
 
 
 @contextmanager
-def _shown() -> Iterator[tuple[Bars | Lines, StopSignals]]:
-    """Progress on standard error, and signals noted, while inside."""
-    from manege.progress import for_this_terminal
+def _shown(*, tensorboard: bool) -> Iterator[tuple[Careful, Stop]]:
+    """The run on standard error, and signals noted, while inside."""
     from manege.stopping import StopSignals
+    from manege.view.live import for_this_terminal
 
-    with StopSignals() as stop, for_this_terminal() as watcher:
-        yield watcher, stop
+    sinks = []
+    if tensorboard:
+        from manege.view.tensorboard import Board, check_installed
+
+        check_installed()
+        sinks.append(Board())
+    with StopSignals() as signals, for_this_terminal(sinks) as watcher:
+        yield watcher, lambda: signals() or watcher.asked_to_stop()
 
 
-def _manner(workers: int | None, watcher: Bars | Lines, stop: StopSignals) -> Manner:
+def _manner(workers: int | None, watcher: Careful, stop: Stop) -> Manner:
     from manege.progress import counter
     from manege.runtime.local import Manner
 
-    return Manner(workers, watcher, watcher.say, counter("feature network: seen"), stop)
+    show = counter("feature network: seen")
+    return Manner(workers, watcher, watcher.say, show, stop, watcher)
 
 
 def _count(workers: str) -> int | None:

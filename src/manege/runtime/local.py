@@ -34,6 +34,7 @@ from manege.runtime.orders import (
     Task,
     Watcher,
 )
+from manege.runtime.screen import Nobody, Screen
 
 _POLL_S = 0.1
 _SERVER = "manege.trainer.server"
@@ -67,6 +68,7 @@ class Manner(NamedTuple):
     """Shows how far the feature network's training is."""
     stop: Callable[[], str | None]
     """The name of a signal that came, or None."""
+    screen: Screen = Nobody()
 
 
 def start_run(config: RunConfig, *, out: Path | None, command: str, manner: Manner) -> Finished:
@@ -95,6 +97,7 @@ def _carried_out(request: Mapping[str, Any], manner: Manner) -> Finished:
         prepared = server.prepare(request, manner)
         rundir = RunDir.open(prepared.path)
         with rundir.start():
+            manner.screen.opened(rundir.path)
             if not request["new"]:
                 rundir.write_config(to_yaml(prepared.config))
             outcome = _Loop(server, rundir, prepared.config, manner).run()
@@ -234,6 +237,7 @@ class _Loop:
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel.fileno(), selectors.EVENT_READ, 0)
         self._lost_servers = 0
+        self._shown_at = 0.0
 
     def run(self) -> Outcome:
         """Until the end, whatever it is."""
@@ -250,6 +254,7 @@ class _Loop:
                     stopping = True
                     self._carry(coordinator.stop(stopped_by, time.monotonic()))
                 self._carry(coordinator.tick(time.monotonic()))
+                self._show()
                 for channel in self._channels.values():
                     if channel.wants_write:
                         with suppress(Gone):
@@ -262,6 +267,17 @@ class _Loop:
                 channel.close()
             self._selector.close()
         return coordinator.outcome
+
+    def _show(self) -> None:
+        """Tell whoever looks on who trains, and do what they ask for; some times a second."""
+        now = time.monotonic()
+        if now - self._shown_at < _POLL_S:
+            return
+        self._shown_at = now
+        for wish in self._manner.screen.wishes():
+            self._carry(self._coordinator.wish(wish, now))
+        trainers, silent_s = self._coordinator.heartbeat()
+        self._manner.screen.look(trainers, silent_s, paused=self._coordinator.paused)
 
     def _carry(self, orders: list[Order]) -> None:
         for order in orders:
