@@ -207,11 +207,14 @@ def test_half_an_hour_with_a_kill_every_twenty_seconds_uses_no_more_of_anything(
     seen = []
     while running.process.poll() is None:
         time.sleep(pause_s)
-        if running.process.poll() is not None:
-            break
-        os.kill(running.trainer(rng), signal.SIGKILL)
+        trainers = running.trainers()
+        if len(trainers) < 2:
+            continue  # It is at its end.
+        os.kill(rng.choice(trainers), signal.SIGKILL)
         time.sleep(1.0)
-        processes = [running.process.pid, running.server()]
+        processes = [running.process.pid, *_children(running.process.pid)]
+        if running.process.poll() is not None or len(processes) < 2:
+            break
         seen.append(
             (
                 sum(_resident(pid) for pid in processes),
