@@ -26,7 +26,7 @@ from tests.recovery.forker import state_of
 PER_CLASS = (
     *("digits", "--preset", "paper-dc", "--networks", "mlp", "--classes", "3,7,8"),
     *("--limit-per-class", "40", "--batch", "20", "--sheet-every", "100", "--score", "none"),
-    *("--set", "networks.hidden=32", "--set", "checkpoints.every_s=0.3", "--rounds", "150"),
+    *("--set", "networks.hidden=32", "--set", "checkpoints.every_s=0.3", "--rounds", "400"),
 )
 GRID = (
     *("ring8", "--method", "cellular", "--grid", "2x2", "--batch", "50", "--rounds", "12"),
@@ -78,9 +78,6 @@ class Running:
 
     def trainers(self) -> list[int]:
         return [one for server in _children(self.process.pid) for one in _children(server)]
-
-    def trainer(self, rng: random.Random) -> int:
-        return _until(lambda: rng.choice(self.trainers() or [None]), "a trainer")
 
     def family(self) -> list[int]:
         server = self.server()
@@ -174,8 +171,9 @@ def _killed_at_random(args: tuple[str, ...], path: Path, seed: int, kills: int) 
     running = Running("train", *args, "--workers", 2, "--out", path)
     _at_work(path)
     while running.process.poll() is None and done < kills:
-        os.kill(running.trainer(rng), signal.SIGKILL)
-        done += 1
+        if trainers := running.trainers():
+            os.kill(rng.choice(trainers), signal.SIGKILL)
+            done += 1
         time.sleep(rng.uniform(0.05, 0.5))
     code, err = running.end()
     assert code == 0, err
