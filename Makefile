@@ -81,6 +81,8 @@ bench: setup
 	$(BIN)/python benchmarks/cellular.py
 	@echo "== bench: CPU time of the coordinator with 100, 300 and 1,000 trainers"
 	$(BIN)/python benchmarks/coordinator.py
+	@echo "== bench: wall time of trainers against commands side by side, and of a dead one's replacement"
+	$(BIN)/python benchmarks/runtime.py
 	@echo "== bench: reports and watch pages of very large runs"
 	$(BIN)/python benchmarks/report.py
 

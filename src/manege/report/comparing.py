@@ -15,7 +15,7 @@ from manege.report.axes import told
 from manege.report.charts import Curve, Whisker
 from manege.report.drawing import SERIES, escape
 from manege.report.page import Page, Section, code, paragraph, table
-from manege.report.run import Run, flat, read_run
+from manege.report.run import Run, differences, read_run
 from manege.report.series import quantiles
 
 MOST_SCORES = 8
@@ -198,13 +198,10 @@ def _samples(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section:
 
 def _differences(runs: Sequence[Run], names: Sequence[str]) -> Section:
     section = Section("differences", "What differs in the configuration")
-    trees = [flat(run.config) for run in runs]
-    keys = dict.fromkeys(key for tree in trees for key in tree)
-    rows = []
-    for key in keys:
-        values = [tree.get(key) for tree in trees]
-        if any(value != values[0] for value in values):
-            rows.append((f"<code>{escape(key)}</code>", *(escape(_brief(v)) for v in values)))
+    rows = [
+        (f"<code>{escape(key)}</code>", *(escape(_brief(value)) for value in values))
+        for key, values in differences([run.config for run in runs]).items()
+    ]
     if rows:
         section.add(
             table(("key", *map(escape, names)), rows, caption=f"Keys that differ: {len(rows)}.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,12 +168,19 @@ def mixture_metric(config: Mapping[str, Any]) -> str:
     return str(mixture.get("metric", "score"))
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A configuration's values by their dotted keys."""
+def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """Dotted keys in which configurations differ, with the value that each has there."""
+    trees = [_flat(config) for config in configs]
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    rows = {key: tuple(tree.get(key) for tree in trees) for key in keys}
+    return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            found |= _flat(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
     return found
