@@ -9,10 +9,11 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 DEMO_BUDGET ?= 70s
 DEMO_GRID_BUDGET ?= 40s
+APT_FLAGS := -q -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 BIN := .venv/bin
 DEMO := demo/digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: setup demo test lint types fmt unit coverage bench soak docs clean
+.PHONY: setup demo test lint types fmt unit coverage bench soak docs browser-setup clean
 
 setup: .venv/.installed
 
@@ -36,7 +37,13 @@ demo: setup
 	$(BIN)/manege train digits --method cellular --grid 2x2 --batch 32 --set cellular.skip=0 \
 	  --budget $(DEMO_GRID_BUDGET) --out $(DEMO)/grid
 	$(BIN)/manege sample $(DEMO)/grid -n 100 --seed 7 -o $(DEMO)/mixture.png
+	@echo "== demo: a report of each run, to be opened in a browser or sent to somebody"
+	$(BIN)/manege report $(DEMO)/per-class
+	$(BIN)/manege report $(DEMO)/grid
 	@echo
+	@echo "Open this in a browser:"
+	@echo "  $(DEMO)/per-class/report.html      all about the ten pairs"
+	@echo "  $(DEMO)/grid/report.html           all about the grid"
 	@echo "Pictures to look at:"
 	@echo "  $(DEMO)/balanced.png               ten of each digit, drawn by the combined model"
 	@echo "  $(DEMO)/per-class/samples/*/*.png  the same latents, round after round"
@@ -74,10 +81,26 @@ bench: setup
 	$(BIN)/python benchmarks/cellular.py
 	@echo "== bench: CPU time of the coordinator with 100, 300 and 1,000 trainers"
 	$(BIN)/python benchmarks/coordinator.py
+	@echo "== bench: wall time of trainers against commands side by side, and of a dead one's replacement"
+	$(BIN)/python benchmarks/runtime.py
+	@echo "== bench: reports and watch pages of very large runs"
+	$(BIN)/python benchmarks/report.py
 
 soak: setup
 	@echo "== soak: the long tests"
 	$(BIN)/python -m pytest -m soak
+
+browser-setup:
+	@echo "== browser-setup: Chromium and its driver, for the tests that open reports (Debian, Ubuntu)"
+	@if command -v chromium > /dev/null && command -v chromedriver > /dev/null; then \
+	  echo "both are there"; \
+	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then \
+	  echo "not installed: that takes root and apt-get; tests in a browser are skipped"; \
+	elif ! (timeout 60 apt-get $(APT_FLAGS) update > /dev/null && DEBIAN_FRONTEND=noninteractive \
+	  timeout 300 apt-get $(APT_FLAGS) install -y --no-install-recommends chromium chromium-driver \
+	  fonts-dejavu-core > /dev/null); then \
+	  echo "not installed: apt-get failed (no network?); tests in a browser are skipped"; \
+	fi
 
 docs: setup
 	@echo "== docs: docs/cli.md from the command's own help"

@@ -16,6 +16,8 @@ COMMANDS = (
     ("evaluate",),
     ("compare",),
     ("sweep",),
+    ("watch",),
+    ("report",),
     ("model",),
     ("model", "show"),
     ("model", "merge"),

@@ -20,11 +20,13 @@ from manege.config import RunConfig, resolve, to_yaml
 from manege.errors import ConfigError
 from manege.evaluation import Evaluation, Options, Subject
 from manege.evaluation import evaluate as evaluate_subject
-from manege.progress import Lines, counter
+from manege.progress import counter
 from manege.rundir import RunDir
 from manege.runtime.orders import Outcome, Watcher
+from manege.runtime.screen import Nobody, Screen
 from manege.sampler import Model, Samples, of_run, open_model, save
 from manege.trainer import Look, prepare_new, prepare_resume, run
+from manege.view.lines import Lines
 
 __all__ = [
     "Comparison",
@@ -147,12 +149,14 @@ def start_run(
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], str | None] = _never,
     command: str | None = None,
+    screen: Screen | None = None,
 ) -> Run:
     """A new run in this process, from opening the data to the combined model."""
     look = Look(say, counter("feature network: seen"), stop)
     rundir, config, dataset = prepare_new(config, out, command or shlex.join(sys.argv), look)
     with rundir.start():
-        outcome = run(config, rundir, dataset, watcher=watcher or Lines(), stop=stop)
+        watcher, screen = _looked_at_by(watcher, screen, rundir.path)
+        outcome = run(config, rundir, dataset, watcher=watcher, stop=stop, screen=screen)
     return Run(rundir.path, config, outcome)
 
 
@@ -164,11 +168,23 @@ def continue_run(
     watcher: Watcher | None = None,
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], str | None] = _never,
+    screen: Screen | None = None,
 ) -> Run:
     """Go on with a run in this process; a new length replaces the old, of either kind."""
     look = Look(say, counter("feature network: seen"), stop)
     rundir, config, dataset = prepare_resume(path, rounds=rounds, budget_s=budget_s, look=look)
     with rundir.start():
+        watcher, screen = _looked_at_by(watcher, screen, rundir.path)
         rundir.write_config(to_yaml(config))
-        outcome = run(config, rundir, dataset, watcher=watcher or Lines(), stop=stop)
+        outcome = run(config, rundir, dataset, watcher=watcher, stop=stop, screen=screen)
     return Run(path, config, outcome)
+
+
+def _looked_at_by(
+    watcher: Watcher | None, screen: Screen | None, path: Path
+) -> tuple[Watcher, Screen]:
+    """Who looks on; plain lines when nobody was named."""
+    lines = Lines()
+    screen = screen or (lines if watcher is None else Nobody())
+    screen.opened(path)
+    return watcher or lines, screen

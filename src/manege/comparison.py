@@ -16,6 +16,7 @@ from manege import pictures
 from manege.errors import ConfigError
 from manege.evaluation import Evaluation, Options, evaluate
 from manege.metrics import Counting, Score
+from manege.report.run import differences
 from manege.rundir import RunDir
 from manege.sampler import open_model, run_config
 
@@ -76,27 +77,13 @@ def compare(
             raise ConfigError(f"compare: {runs[number]} is named twice; name each run once")
     options = options or Options()
     opened = [RunDir.open(run) for run in runs]
-    trees = [_flat(run_config(rundir).model_dump(mode="json")) for rundir in opened]
+    configs = [run_config(rundir).model_dump(mode="json") for rundir in opened]
     evaluations = tuple(evaluate(run, data, options, say=say, counting=counting) for run in runs)
     names = tuple(str(run) for run in runs)
     sheets = [_sheet(rundir, options.seed) for rundir in opened]
-    return Comparison(names, _differences(trees), evaluations, pictures.side_by_side(names, sheets))
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def _differences(trees: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    keys = dict.fromkeys(key for tree in trees for key in tree)
-    rows = {key: tuple(tree.get(key) for tree in trees) for key in keys}
-    return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
+    return Comparison(
+        names, differences(configs), evaluations, pictures.side_by_side(names, sheets)
+    )
 
 
 def _row_name(score: Score, evaluation: Evaluation, *, shared: bool) -> str:

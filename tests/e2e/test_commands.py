@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
 import re
 import resource
 import signal
@@ -311,38 +309,6 @@ def test_progress_elsewhere_than_on_a_terminal_is_plain_lines(
     assert "whole run" in done.err
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.err + done.out)
     assert "manege sample run -n 64 -o samples.png" in done.out
-
-
-def test_progress_on_a_terminal_is_bars(tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    # Long enough for the bars to be drawn between two rounds.
-    words = ("train", "digits", *THREE, "--rounds", "30", "--out", "run")
-    with subprocess.Popen(
-        [sys.executable, "-m", "manege", *words],
-        cwd=tmp_path,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    ) as process:
-        os.close(theirs)
-        seen = b"".join(read_all(ours))
-        assert process.wait(60) == 0
-    os.close(ours)
-    shown = seen.decode()
-    assert "━" in shown
-    assert "\x1b[" in shown
-    assert re.search(r"whole run .*100%", shown)
-    assert "images/s" in shown
-    assert "finished in" in shown
-    assert "Traceback" not in shown
-
-
-def read_all(descriptor: int) -> Iterator[bytes]:
-    # Linux answers with EIO when the last writer has gone.
-    with contextlib.suppress(OSError):
-        while chunk := os.read(descriptor, 65536):
-            yield chunk
 
 
 @pytest.fixture

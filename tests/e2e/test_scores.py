@@ -759,3 +759,18 @@ def test_a_run_killed_while_it_wrote_its_scorer_writes_it_again(
     done = manege(verb, "stopped")
     assert done.code == 0, done.err
     assert (cut_short / "scorer" / "scorer.json").is_file()
+
+
+def test_reports_show_scores_nearest_pictures_and_differences(
+    manege: Command, evaluated: Path, scored: Path, tmp_path: Path
+) -> None:
+    done = manege("report", evaluated, "-o", "page.html")
+    assert done.code == 0, done.err
+    text = (tmp_path / "page.html").read_text()
+    assert "held-out pictures of digits" in text
+    assert "nearest training pictures" in text
+    assert not (evaluated / "report.html").exists()
+    done = manege("report", evaluated, scored)
+    assert done.code == 0, done.err
+    text = (tmp_path / "comparison.html").read_text()
+    assert "<code>score.metric</code>" in text

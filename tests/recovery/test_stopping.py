@@ -178,8 +178,8 @@ def test_a_full_small_file_system_keeps_the_earlier_generation(
         monkeypatch.setenv("MANEGE_RUNTIME", "local")
     disk = tmp_path / "disk"
     disk.mkdir()
-    # Two generations of all that are trained at once, and not a third.
-    size = RunDir.open(reference).commits("3")[0].bytes * max(1, workers) * 27 // 10
+    # Two generations, and not a third.
+    size = RunDir.open(reference).commits("3")[0].bytes * 27 // 10
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)],
         capture_output=True,
@@ -195,7 +195,7 @@ def test_a_full_small_file_system_keeps_the_earlier_generation(
         assert "no space left" in done.err.splitlines()[-1]
         kept = RunDir.open(path)
         begun = kept.cells()
-        assert len(begun) == max(1, workers)
+        assert begun
         for cell in begun:
             assert kept.load(cell, identity=run_config(kept).identity()) is not None
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)

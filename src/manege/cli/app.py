@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from manege.cli import data, launching, model, running, scores
+from manege.cli import report as reporting
 from manege.cli import sweep as sweeping
+from manege.cli import watch as watching
 from manege.cli.output import emit_json, say
 from manege.errors import (
     EXIT_FAILED_CELL,
@@ -163,6 +165,7 @@ def train(
     ranks: launching.Ranks = None,
     hosts: launching.Hosts = None,
     restarts: launching.Restarts = None,
+    tensorboard: running.TensorBoard = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the full configuration and stop.")
     ] = False,
@@ -220,8 +223,10 @@ def train(
         return
     if job.launch is not None:
         again = ["resume", str(out), "--workers", workers, *(["--json"] if json_ else [])]
+        again += ["--tensorboard"] if tensorboard else []
         raise typer.Exit(launching.run(job, again=again, path=out))
-    _report(running.start(settings, out, runtime, workers), as_json=json_)
+    done = running.start(settings, out, running.How(runtime, workers, tensorboard))
+    _report(done, as_json=json_)
 
 
 @app.command()
@@ -235,6 +240,7 @@ def resume(
     ranks: launching.Ranks = None,
     hosts: launching.Hosts = None,
     restarts: launching.Restarts = None,
+    tensorboard: running.TensorBoard = False,
     json_: Json = False,
 ) -> None:
     """Go on with a run that was stopped, killed, or is to become longer.
@@ -245,7 +251,8 @@ def resume(
     job.check()
     if job.launch is not None:
         raise typer.Exit(launching.run(job, again=None, path=run))
-    _report(running.go_on(run, rounds, budget, runtime, workers), as_json=json_)
+    how = running.How(runtime, workers, tensorboard)
+    _report(running.go_on(run, rounds, budget, how), as_json=json_)
 
 
 @app.command()
@@ -339,6 +346,8 @@ def export(
 app.command()(scores.evaluate)
 app.command()(scores.compare)
 app.command()(sweeping.sweep)
+app.command()(watching.watch)
+app.command()(reporting.report)
 
 
 def _checkpoint_every(text: str | None) -> dict[str, Any]:

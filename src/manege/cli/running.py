@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -17,16 +17,27 @@ from manege.errors import ConfigError
 
 if TYPE_CHECKING:
     from manege.config import RunConfig
-    from manege.progress import Bars, Lines
     from manege.runtime.orders import Outcome
-    from manege.runtime.serving import Manner
-    from manege.stopping import StopSignals
+    from manege.view.live import Careful
 
 Workers = Annotated[
     str,
     typer.Option(
         help="Trainers at the same time, a process each: a number, or auto (as many as this "
         "machine has cores and memory for; under mpiexec one on every rank but the first)."
+    ),
+]
+
+
+Stop = Callable[[], str | None]
+"""What asked for the end, if anything did."""
+
+
+TensorBoard = Annotated[
+    bool,
+    typer.Option(
+        "--tensorboard",
+        help="Also write scalars, sample sheets and the configuration to RUN/tensorboard.",
     ),
 ]
 
@@ -59,78 +70,86 @@ Where = Annotated[
 ]
 
 
-def start(config: RunConfig, out: Path | None, runtime: Runtime | None, workers: str) -> Done:
+class How(NamedTuple):
+    """Where a run is carried out, and who looks on."""
+
+    runtime: Runtime | None
+    workers: str
+    tensorboard: bool
+
+
+def start(config: RunConfig, out: Path | None, how: How) -> Done:
     """A new run, with progress on standard error."""
+    from manege.runtime.carrying import new_run
+
     command = shlex.join(["manege", *sys.argv[1:]])
-    count = _count(workers)
-    with _shown() as (watcher, stop):
-        match _chosen(runtime):
-            case Runtime.MPI:
-                from manege.runtime import ranks
-
-                manner = _manner(count, watcher, stop)
-                world = job.world()
-                return Done(
-                    *ranks.start_run(world, config, out=out, command=command, manner=manner)
-                )
-            case Runtime.LOCAL:
-                from manege.runtime import local
-
-                manner = _manner(count, watcher, stop)
-                return Done(*local.start_run(config, out=out, command=command, manner=manner))
+    with _shown(how) as (watcher, stop):
+        if _chosen(how.runtime) is not Runtime.INLINE:
+            return _on_processes(new_run(config, out, command), how, watcher, stop)
         from manege import api
 
         done = api.start_run(
-            config, out=out, watcher=watcher, say=watcher.say, stop=stop, command=command
+            config,
+            out=out,
+            watcher=watcher,
+            say=watcher.say,
+            stop=stop,
+            command=command,
+            screen=watcher,
         )
         return Done(done.path, done.config, done.outcome)
 
 
-def go_on(
-    path: Path, rounds: int | None, budget: str | None, runtime: Runtime | None, workers: str
-) -> Done:
+def go_on(path: Path, rounds: int | None, budget: str | None, how: How) -> Done:
     """The same for a run that is there already."""
-    count = _count(workers)
-    with _shown() as (watcher, stop):
-        match _chosen(runtime):
-            case Runtime.MPI:
-                from manege.runtime import ranks
+    from manege.runtime.carrying import old_run
 
-                manner = _manner(count, watcher, stop)
-                world = job.world()
-                return Done(
-                    *ranks.continue_run(world, path, rounds=rounds, budget_s=budget, manner=manner)
-                )
-            case Runtime.LOCAL:
-                from manege.runtime import local
-
-                manner = _manner(count, watcher, stop)
-                return Done(
-                    *local.continue_run(path, rounds=rounds, budget_s=budget, manner=manner)
-                )
+    with _shown(how) as (watcher, stop):
+        if _chosen(how.runtime) is not Runtime.INLINE:
+            return _on_processes(old_run(path, rounds, budget), how, watcher, stop)
         from manege import api
 
         done = api.continue_run(
-            path, rounds=rounds, budget_s=budget, watcher=watcher, say=watcher.say, stop=stop
+            path,
+            rounds=rounds,
+            budget_s=budget,
+            watcher=watcher,
+            say=watcher.say,
+            stop=stop,
+            screen=watcher,
         )
         return Done(done.path, done.config, done.outcome)
 
 
-@contextmanager
-def _shown() -> Iterator[tuple[Bars | Lines, StopSignals]]:
-    """Progress on standard error, and signals noted, while inside."""
-    from manege.progress import for_this_terminal
-    from manege.stopping import StopSignals
-
-    with StopSignals() as stop, for_this_terminal() as watcher:
-        yield watcher, stop
-
-
-def _manner(workers: int | None, watcher: Bars | Lines, stop: StopSignals) -> Manner:
+def _on_processes(request: dict[str, Any], how: How, watcher: Careful, stop: Stop) -> Done:
     from manege.progress import counter
     from manege.runtime.serving import Manner
 
-    return Manner(workers, watcher, watcher.say, counter("feature network: seen"), stop)
+    show = counter("feature network: seen")
+    manner = Manner(_count(how.workers), watcher, watcher.say, show, stop, watcher)
+    if _chosen(how.runtime) is Runtime.MPI:
+        from manege.runtime import ranks
+
+        return Done(*ranks.carried_out(job.world(), request, manner))
+    from manege.runtime import local
+
+    return Done(*local.carried_out(request, manner))
+
+
+@contextmanager
+def _shown(how: How) -> Iterator[tuple[Careful, Stop]]:
+    """The run on standard error, and signals noted, while inside."""
+    from manege.stopping import StopSignals
+    from manege.view.live import for_this_terminal
+
+    sinks = []
+    if how.tensorboard:
+        from manege.view.tensorboard import Board, check_installed
+
+        check_installed()
+        sinks.append(Board())
+    with StopSignals() as signals, for_this_terminal(sinks) as watcher:
+        yield watcher, lambda: signals() or watcher.asked_to_stop()
 
 
 def _count(workers: str) -> int | None:

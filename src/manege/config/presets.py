@@ -65,7 +65,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "cellular-modern": (
-        "what won by measurement on a grid: LeakyReLU, R1, faster Adam, rounds of 500 batches",
+        "what won by measurement on a grid: LeakyReLU, R1, faster Adam, offspring always replace",
         {
             "method": "cellular",
             "rounds": 100,
@@ -83,7 +83,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
                 "batches_per_round": 500,
                 "attempts": 3,
             },
-            "cellular": {"skip": 0, "fitness_samples": 256},
+            "cellular": {"skip": 0, "replacement": "always", "fitness_samples": 256},
         },
     ),
 }

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from manege.rundir.checkpoints import COMMIT_POINTS, Checkpoint, Pending
+from manege.rundir.creation import check_run
+from manege.rundir.lock import is_held
 from manege.rundir.manifest import Commit
 from manege.rundir.names import cell_folder
-from manege.rundir.run import RunDir
+from manege.rundir.run import STATES, RunDir
 
-__all__ = ["COMMIT_POINTS", "Checkpoint", "Commit", "Pending", "RunDir", "cell_folder"]
+__all__ = [
+    "COMMIT_POINTS",
+    "STATES",
+    "Checkpoint",
+    "Commit",
+    "Pending",
+    "RunDir",
+    "cell_folder",
+    "check_run",
+    "is_held",
+]

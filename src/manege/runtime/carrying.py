@@ -15,6 +15,7 @@ from manege.rundir import RunDir
 from manege.runtime.coordinator import Coordinator
 from manege.runtime.desk import RunDesk
 from manege.runtime.orders import Close, Kill, Order, Outcome, Refused, Send, Start, Task
+from manege.runtime.screen import Screen
 from manege.runtime.serving import Manner, Prepared, refusal
 from manege.runtime.trainers import Died, Said
 
@@ -89,6 +90,7 @@ def carry_out(request: Mapping[str, Any], carrier: Carrier, manner: Manner) -> F
     prepared = carrier.prepare(request)
     rundir = RunDir.open(prepared.path)
     with rundir.start():
+        manner.screen.opened(rundir.path)
         if not request["new"]:
             rundir.write_config(to_yaml(prepared.config))
         task, hosts = carrier.bind(prepared)
@@ -100,15 +102,15 @@ def carry_out(request: Mapping[str, Any], carrier: Carrier, manner: Manner) -> F
             hosts=hosts,
         )
         try:
-            outcome = _run(coordinator, carrier)
+            outcome = _run(coordinator, carrier, manner.screen)
         except Refused as refused:
             raise refusal(refused.code, str(refused)) from None
     return Finished(prepared.path, prepared.config, outcome)
 
 
-def _run(coordinator: Coordinator, carrier: Carrier) -> Outcome:
+def _run(coordinator: Coordinator, carrier: Carrier, screen: Screen) -> Outcome:
     """Until the end, whatever it is."""
-    stopping = False
+    stopping, shown_at = False, 0.0
     _carry(coordinator.begin(time.monotonic()), carrier)
     while coordinator.outcome is None:
         for heard in carrier.hear(_POLL_S):
@@ -121,8 +123,19 @@ def _run(coordinator: Coordinator, carrier: Carrier) -> Outcome:
             stopping = True
             _carry(coordinator.stop(stopped_by, time.monotonic()), carrier)
         _carry(coordinator.tick(time.monotonic()), carrier)
+        if time.monotonic() - shown_at >= _POLL_S:
+            shown_at = time.monotonic()
+            _show(coordinator, carrier, screen)
     carrier.await_end()
     return coordinator.outcome
+
+
+def _show(coordinator: Coordinator, carrier: Carrier, screen: Screen) -> None:
+    """Tell whoever looks on who trains, and do what they ask for."""
+    for wish in screen.wishes():
+        _carry(coordinator.wish(wish, time.monotonic()), carrier)
+    trainers, silent_s = coordinator.heartbeat()
+    screen.look(trainers, silent_s, paused=coordinator.paused)
 
 
 def _carry(orders: list[Order], carrier: Carrier) -> None:

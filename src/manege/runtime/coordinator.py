@@ -97,6 +97,8 @@ class Coordinator:
         self._status_at = 0.0
         self._stop: tuple[str, float] | None = None
         self._combine_deaths = 0
+        self.paused = False
+        """Whether somebody asked the trainers to wait."""
         self.outcome: Outcome | None = None
         """Set when the run has come to its end."""
 
@@ -222,6 +224,21 @@ class Coordinator:
                 self._send(host, "stop", reason=reason)
             self._end_if_done()
         return self._take_orders()
+
+    def wish(self, kind: str, now: float) -> list[Order]:
+        """Somebody at the screen asks for a pause, its end, a checkpoint or sample sheets."""
+        self._now = now
+        if self._stop is None and self.outcome is None:
+            if kind in ("pause", "resume"):
+                self.paused = kind == "pause"
+            for host in self._hosts.values():
+                self._send(host, kind)
+        return self._take_orders()
+
+    def heartbeat(self) -> tuple[int, float]:
+        """How many trainers there are, and since when the most silent was not heard of."""
+        silent = [self._now - host.heard_at for host in self._hosts.values()]
+        return len(silent), max(0.0, *silent) if silent else 0.0
 
     @property
     def states(self) -> dict[str, str]:
@@ -383,6 +400,8 @@ class Coordinator:
         host = Host(self._started, heard_at=self._now)
         self._hosts[host.number] = host
         self._orders.append(Start(host.number))
+        if self.paused:
+            self._send(host, "pause")
         return host
 
     def _place_all(self, cells: Sequence[Cell]) -> None:

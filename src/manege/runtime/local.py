@@ -8,30 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from manege import failpoints, machine
-from manege.config import RunConfig
-from manege.runtime.carrying import Finished, carry_out, new_run, old_run
+from manege.runtime.carrying import Finished, carry_out
 from manege.runtime.orders import Task
 from manege.runtime.serving import Manner, Prepared, Server
 from manege.runtime.trainers import Died, Said, Trainers
 
 
-def start_run(config: RunConfig, *, out: Path | None, command: str, manner: Manner) -> Finished:
-    """A new run on processes of this machine."""
-    return _carried_out(new_run(config, out, command), manner)
-
-
-def continue_run(
-    path: Path, *, rounds: int | None, budget_s: float | str | None, manner: Manner
-) -> Finished:
-    """Go on with a run on processes of this machine."""
-    return _carried_out(old_run(path, rounds, budget_s), manner)
-
-
-def _carried_out(request: Mapping[str, Any], manner: Manner) -> Finished:
+def carried_out(request: Mapping[str, Any], manner: Manner) -> Finished:
+    """A run on processes of this machine."""
     machine.allow_many_files()
     with Server() as server:
         failpoints.only_for(None)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from manege import failpoints, machine
-from manege.config import RunConfig
 from manege.errors import MachineError
-from manege.runtime.carrying import Finished, carry_out, new_run, old_run
+from manege.runtime.carrying import Finished, carry_out
 from manege.runtime.mpi import Letter, World
 from manege.runtime.orders import Task
 from manege.runtime.serving import (
@@ -32,26 +30,8 @@ _NAP_S = 0.002
 _SILENCE_S = 3.0
 
 
-def start_run(
-    world: World, config: RunConfig, *, out: Path | None, command: str, manner: Manner
-) -> Finished:
-    """A new run on the other ranks of the job."""
-    return _carried_out(world, new_run(config, out, command), manner)
-
-
-def continue_run(
-    world: World,
-    path: Path,
-    *,
-    rounds: int | None,
-    budget_s: float | str | None,
-    manner: Manner,
-) -> Finished:
-    """Go on with a run on the other ranks of the job."""
-    return _carried_out(world, old_run(path, rounds, budget_s), manner)
-
-
-def _carried_out(world: World, request: Mapping[str, Any], manner: Manner) -> Finished:
+def carried_out(world: World, request: Mapping[str, Any], manner: Manner) -> Finished:
+    """A run on the other ranks of the job."""
     machine.allow_many_files()
     failpoints.only_for(None)
     return carry_out(request, _Ranks(world, manner), manner)

@@ -12,6 +12,7 @@ from manege.config import RunConfig
 from manege.errors import EXIT_MACHINE, EXIT_STOPPED, ConfigError, MachineError
 from manege.runtime.channel import Channel, Gone
 from manege.runtime.orders import Task, Watcher
+from manege.runtime.screen import Nobody, Screen
 
 _POLL_S = 0.1
 _SERVER = "manege.trainer.server"
@@ -36,6 +37,7 @@ class Manner(NamedTuple):
     """Shows how far the feature network's training is."""
     stop: Callable[[], str | None]
     """The name of a signal that came, or None."""
+    screen: Screen = Nobody()
 
 
 class Bound(NamedTuple):

@@ -43,6 +43,7 @@ SHOWN = (
 )
 _COLUMNS = 16
 _CAP_BYTES = 1 << 26
+_MOST_NAMED = 10
 
 
 @dataclass
@@ -271,7 +272,9 @@ def _plot(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> bytes:
     distance = figure.axes[0]
     distance.invert_yaxis()
     _scale_distances(distance, [value for row in shown for value in row.values["kid"]])
-    title = f"{plan.data}: {', '.join(plan.classes)}; {plan.budget_s:g} CPU s a class"
+    many = len(plan.classes) > _MOST_NAMED
+    which = f"{len(plan.classes)} classes" if many else ", ".join(plan.classes)
+    title = f"{plan.data}: {which}; {plan.budget_s:g} CPU s a class"
     figure.suptitle(title)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from manege import pictures
-from manege.cell import Judgement
+from manege.cell import GridState, Judgement
 from manege.config import RunConfig
 from manege.errors import CheckpointError
 from manege.methods import Method, State, Step
@@ -56,7 +56,7 @@ class CellRun:
         self._final: dict[str, Any] | None = None
         self._committed: tuple[int, int, int, bool] = (0, 0, 0, False)
         self._committed_at = time.monotonic()
-        self._sheet_round = -1
+        self._sheet_place = (-1, 0)
 
     def restore(self, emit: Emit) -> None:
         """Go on from the last sound commit, if there is one."""
@@ -159,10 +159,13 @@ class CellRun:
     def draw_sheet(self) -> tuple[str, bytes] | None:
         """A sheet at the cell's fixed latents, and its place; None when it was drawn already."""
         round_ = self.state.round_
-        if round_ == self._sheet_round:
+        # In the middle of a round a grid still shows the centre it published.
+        step = 0 if isinstance(self.state, GridState) else self.state.step
+        if (round_, step) == self._sheet_place:
             return None
-        self._sheet_round = round_
-        file = f"samples/{cell_folder(self.cell)}/round-{round_:06d}.png"
+        self._sheet_place = (round_, step)
+        within = f"-step-{step:06d}" if step else ""
+        file = f"samples/{cell_folder(self.cell)}/round-{round_:06d}{within}.png"
         drawn = self._method.sheet(self.cell, self.state)
         sheet, scale = pictures.grid(drawn), pictures.viewing_scale(drawn.shape[1])
         recipe = {"cell": self.cell, "round": str(round_), "seed": str(self._config.seed)}

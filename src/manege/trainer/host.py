@@ -148,6 +148,8 @@ class Host:
         self._unadopted: set[str] = set()
         self._active: _Hosted | None = None
         self._idle_since: float | None = None
+        self._paused_at: float | None = None
+        self._wishes: list[str] = []
 
     # What it is told.
 
@@ -179,6 +181,11 @@ class Host:
                 self._combine(set(message["failed"]))
             case "noted":
                 self._write_model()
+            case "pause" | "resume" as kind:
+                self._pause() if kind == "pause" else self._go_on()
+            case "checkpoint" | "sheet" as kind:
+                # Not here: this may be the middle of a commit.
+                self._wishes.append(kind)
             case "stop":
                 self._stop()
             case "quit":
@@ -306,6 +313,34 @@ class Host:
             self._drop(hosted)
         self._tell("stopped", cells=cells)
 
+    def _pause(self) -> None:
+        self._paused_at = self._paused_at or time.monotonic()
+
+    def _go_on(self) -> None:
+        """End a pause; it counts as part of no round."""
+        if self._paused_at is None:
+            return
+        pause_s, self._paused_at = time.monotonic() - self._paused_at, None
+        for hosted in self._here.values():
+            hosted.began += pause_s
+        if self._idle_since is not None:
+            self._idle_since += pause_s
+
+    def _grant(self) -> None:
+        """Do what somebody at the screen asked for."""
+        wishes, self._wishes = self._wishes, []
+        for hosted in list(self._here.values()) if wishes else ():
+            if hosted.frozen:
+                continue
+            if "checkpoint" in wishes:
+                try:
+                    hosted.run.commit()
+                except CellFailed as failure:
+                    self._fail(hosted, failure)
+                    continue
+            if "sheet" in wishes:
+                self._draw_sheet(hosted.run)
+
     # What it does.
 
     def place(self) -> dict[str, Any]:
@@ -320,6 +355,11 @@ class Host:
 
     def work(self) -> bool:
         """One step of one cell; whether there was one to take."""
+        self._grant()
+        if self._paused_at is not None:
+            self.working = None
+            self.stepped_at = time.monotonic()
+            return False
         hosted = self._active or self._next()
         if hosted is None:
             self.working = None

@@ -14,10 +14,12 @@ from manege.rundir import RunDir
 from manege.runtime.coordinator import Coordinator
 from manege.runtime.desk import RunDesk
 from manege.runtime.orders import Order, Outcome, Send, Watcher
+from manege.runtime.screen import Nobody, Screen
 from manege.trainer.binding import bound_method, task_of
 from manege.trainer.host import Host
 
 _HOST = 1
+_PAUSED_S = 0.1
 
 
 def run(
@@ -27,6 +29,7 @@ def run(
     *,
     watcher: Watcher,
     stop: Callable[[], str | None],
+    screen: Screen | None = None,
 ) -> Outcome:
     """Train every cell that is not done yet, then write the combined model.
 
@@ -36,10 +39,11 @@ def run(
         dataset: opened with the same configuration.
         watcher: sees every event and step.
         stop: asked after every step; the name of a signal, or None to go on.
+        screen: somebody who looks on and may ask for something.
     """
     device.keep_memory()
     with device.threads(config.threads_per_cell):
-        return _Inline(config, rundir, dataset, watcher).run(stop)
+        return _Inline(config, rundir, dataset, watcher).run(stop, screen or Nobody())
 
 
 class _Inline:
@@ -64,16 +68,21 @@ class _Inline:
         )
         self._orders: deque[Order] = deque()
 
-    def run(self, stop: Callable[[], str | None]) -> Outcome:
+    def run(self, stop: Callable[[], str | None], screen: Screen) -> Outcome:
         """Until the run has ended."""
         coordinator, stopping = self._coordinator, False
         self._orders += coordinator.begin(time.monotonic())
         while coordinator.outcome is None:
             if self._orders:
                 self._deliver()
-            elif not self._host.work():
-                raise AssertionError("nothing is left to do, and the run has not ended")
-            elif not stopping and (stopped_by := stop()):
+                continue
+            if not self._host.work():
+                assert coordinator.paused, "nothing is left to do, and the run has not ended"
+                time.sleep(_PAUSED_S)
+            screen.look(1, 0.0, paused=coordinator.paused)
+            for wish in screen.wishes():
+                self._orders += coordinator.wish(wish, time.monotonic())
+            if not stopping and (stopped_by := stop()):
                 stopping = True
                 # Before what it was told last, which may be to finish.
                 self._orders.extendleft(reversed(coordinator.stop(stopped_by, time.monotonic())))

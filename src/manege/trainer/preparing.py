@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manege import device
-from manege.config import DcganNetworks, RunConfig, amended, to_yaml
-from manege.data import KNOWN, Dataset, Split, open_dataset
+from manege import device, pictures
+from manege.config import DcganNetworks, Method, RunConfig, amended, stream, to_yaml
+from manege.data import KNOWN, Dataset, Split, open_dataset, set_of
 from manege.errors import ConfigError
 from manege.metrics import (
     Space,
@@ -36,6 +36,9 @@ from manege.version import __version__
 _SPEAK_EVERY_S = 2.0
 _LARGEST_1X1 = 16
 """The largest side of which four halvings leave one pixel."""
+
+_COLUMNS = 8
+_REAL_POINTS = 2_000
 
 Counter = Callable[[int, int], None]
 """Told what is done, and of how much."""
@@ -87,7 +90,30 @@ def prepare_new(config: RunConfig, out: Path | None, command: str, look: Look) -
         )
     if space is not None:
         save_space(space, rundir.path / "scorer")
+    rundir.write_bytes("samples/real.png", real_sheet(config, dataset))
     return Prepared(rundir, config, dataset)
+
+
+def real_sheet(config: RunConfig, dataset: Dataset) -> bytes:
+    """Training pictures laid out as samples/model.png will be, to be looked at beside it."""
+    unlabelled = config.method in (Method.SINGLE, Method.CELLULAR)
+    if dataset.channels == 2 or unlabelled:
+        some = set_of(dataset, Split.TRAIN, limit=_REAL_POINTS if dataset.channels == 2 else 64)
+        order = stream(config.seed, cell="", purpose="real sheet").permutation(len(some))
+        shown, rows = some.pictures[order], "all"
+    else:
+        # They lie in the order of a hash: the first ones are a fair sample.
+        parts = [_first(dataset, label) for label in dataset.labels]
+        shown, rows = np.concatenate(parts), ", ".join(dataset.labels)
+    recipe = {"rows": rows, "split": Split.TRAIN.value, "columns": str(_COLUMNS)}
+    scale = pictures.viewing_scale(dataset.size)
+    return pictures.png_bytes(pictures.grid(shown, columns=_COLUMNS), recipe, scale)
+
+
+def _first(dataset: Dataset, label: str) -> np.ndarray:
+    """A row of training pictures; a class with fewer shows them again."""
+    found = dataset.pictures(label, Split.TRAIN)
+    return np.asarray(found[np.arange(_COLUMNS) % len(found)])
 
 
 def prepare_resume(

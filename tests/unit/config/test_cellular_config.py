@@ -95,6 +95,7 @@ def test_modern_is_what_was_measured():
     assert (optimiser.beta1, optimiser.beta2) == (0.0, 0.99)
     assert grid is not None
     assert (grid.skip, grid.fitness_samples) == (0, 256)
+    assert grid.replacement is Replacement.ALWAYS
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name.startswith("cellular")])

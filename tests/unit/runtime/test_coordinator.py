@@ -1692,3 +1692,18 @@ def test_the_status_is_written_less_often_the_more_cells_there_are():
         written.append(len(talk.desk.times) / number)
     assert written[0] == 1.0
     assert written[1] < 0.03
+
+
+def test_who_has_finished_and_dies_is_not_replaced():
+    talk = Talk(isolated("ab"), rounds=1)
+    talk.say(1, "opened", cell="a")
+    talk.say(2, "opened", cell="b")
+    talk.say(1, "round", cell="a", round=1)
+    talk.say(1, "finished", cell="a", round=1)
+    assert talk.die(1) == ["kill 1"]
+    assert talk.say(2, "round", cell="b", round=1) == ["finish b to 2"]
+    assert talk.say(2, "finished", cell="b", round=1) == ["combine to 2"]
+    talk.say(2, "combined")
+    before = list(talk.desk.events)
+    assert talk.die(2) == ["kill 2"]
+    assert talk.desk.events == before

@@ -1,0 +1,473 @@
+"""What a run's events add up to: a history of each cell, of faults, and of the run.
+
+Made by seeing events one after the other, so that a screen can follow a run that goes on. Of a
+(cell, round) that was trained twice the later line counts. No file is opened here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from manege.profile import ROUTINES
+
+INDICES = ("collapse", "cycling")
+"""Of `indices` in a round's line, where a run writes them."""
+
+_LATEST = 1e11
+"""Seconds since 1970 that a calendar still knows."""
+
+MEASURES = {
+    "score": "score",
+    "mixture": "mixture score",
+    "fitness": "fitness of the generator",
+    "generator": "generator loss",
+    "discriminator": "discriminator loss",
+    "spread": "spread of samples",
+    "diversity": "diversity of the neighbourhood",
+}
+
+
+class Offspring(NamedTuple):
+    """What a grid's cell made of its generator or discriminator in a round."""
+
+    fitness: float | None
+    replaced: bool
+    parent: tuple[str, int] | None
+    """Where and when the parent was born."""
+    rate: float | None
+    objective: str | None
+
+
+class Round(NamedTuple):
+    """One line of a cell's history."""
+
+    round_: int
+    t: float
+    generator: float | None
+    """Mean losses."""
+    discriminator: float | None
+    spread: float | None
+    images_per_s: float | None
+    seconds: float
+    """Of all its phases."""
+    diversity: float | None = None
+    offspring: tuple[Offspring, Offspring] | None = None
+    """Generator and discriminator, on a grid."""
+    weights: dict[str, float] | None = None
+    mixture: float | None = None
+    """The score of the cell's mixture."""
+    indices: dict[str, float] | None = None
+
+
+class Estimate(NamedTuple):
+    """A number and its interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class Scored(NamedTuple):
+    """What a generator was found to be worth."""
+
+    round_: int
+    t: float
+    scores: dict[str, Estimate]
+
+
+class Fault(NamedTuple):
+    """Something that went wrong, or that a run recovered by."""
+
+    t: float
+    kind: str
+    """rollback, trainer_died, cell_failed, warning, stopped or resumed."""
+    cell: str | None
+    round_: int | None
+    text: str
+
+
+@dataclass
+class Cell:
+    """All that is known of one."""
+
+    key: str
+    state: str = "waiting"
+    """waiting, running, finished, failed or stopped."""
+    rounds: dict[int, Round] = field(default_factory=dict)
+    scored: dict[int, Scored] = field(default_factory=dict)
+    best: dict[str, Any] | None = None
+    """As the last score's line told it."""
+    sheets: dict[int, str] = field(default_factory=dict)
+    """Files by rounds."""
+    spent_s: float | None = None
+    reason: str | None = None
+    """Why it failed, or what ended it."""
+    rolled_back: int = 0
+    """The round it last began again."""
+    last: int = 0
+    """Rounds done."""
+    offspring: int = 0
+    """Rounds in which its centre was replaced."""
+
+    def ordered(self) -> list[Round]:
+        """Its rounds from the first on."""
+        found = list(self.rounds.values())
+        if any(a.round_ > b.round_ for a, b in pairwise(found)):
+            found.sort(key=lambda one: one.round_)
+        return found
+
+
+class History:
+    """A run, as far as its events tell."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, Cell] = {}
+        self.method: str | None = None
+        self.preset: str | None = None
+        self.rounds: int | None = None
+        self.budget_s: float | None = None
+        self.events = 0
+        self.unread = 0
+        """Events whose fields were not what they should be."""
+        self.started_at: float | None = None
+        self.last_t: float | None = None
+        self.starts: list[float] = []
+        """When the run was started, and started again."""
+        self.ended: str | None = None
+        """stopped or finished, when that was the last word."""
+        self.metric: str | None = None
+        self.space: str | None = None
+        self.faults: list[Fault] = []
+        self.commits = 0
+        self.commit_bytes = 0
+        self.commit_s = 0.0
+        self.last_commit: tuple[float, str] | None = None
+        self.mixture: dict[str, Any] | None = None
+        self.model: list[str] | None = None
+        self.done = 0
+        """Rounds of all cells."""
+        self.phases_s: dict[str, float] = {}
+        """Seconds of all cells' rounds, by phase."""
+
+    @property
+    def on_grid(self) -> bool:
+        """Whether its cells make a grid."""
+        return self.method == "cellular"
+
+    def see_all(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """See them in their order."""
+        for event in events:
+            self.see(event)
+
+    def see(self, event: Mapping[str, Any]) -> None:
+        """Add an event; one that makes no sense is counted and left out."""
+        self.events += 1
+        see = getattr(self, f"_see_{event.get('event')}", None)
+        if see is None:
+            return
+        try:
+            t = float(event["t"])
+            if not 0 < t < _LATEST:
+                raise ValueError("no time of day")
+            see(t, event)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self.unread += 1
+            return
+        self.last_t = t
+        if self.started_at is None:
+            self.started_at = t
+
+    def _cell(self, event: Mapping[str, Any]) -> Cell:
+        key = str(event["cell"])
+        found = self.cells.get(key)
+        if found is None:
+            found = self.cells[key] = Cell(key)
+        return found
+
+    def _see_run_started(self, t: float, event: Mapping[str, Any]) -> None:
+        self.method, self.preset = str(event["method"]), event.get("preset")
+        self.rounds, self.budget_s = event.get("rounds"), event.get("budget_s")
+        for key in event["cells"]:
+            cell = self.cells.setdefault(str(key), Cell(str(key)))
+            if cell.state not in ("finished", "failed"):
+                cell.state = "waiting"
+        if self.starts:
+            self.faults.append(Fault(t, "resumed", None, None, "the run was started again"))
+        self.starts.append(t)
+        self.ended = None
+
+    def _see_cell_started(self, t: float, event: Mapping[str, Any]) -> None:
+        cell = self._cell(event)
+        cell.state, cell.reason = "running", None
+        cell.last = max(cell.last, int(event["round"]))
+
+    def _see_round(self, t: float, event: Mapping[str, Any]) -> None:
+        cell, round_ = self._cell(event), int(event["round"])
+        losses, phases = event["losses"], _numbers(event.get("phases_s") or {})
+        grid: Mapping[str, Any] = event.get("grid") or {}
+        mixture: Mapping[str, Any] = grid.get("mixture") or {}
+        pair = None
+        if grid:
+            pair = (_offspring(grid["generator"]), _offspring(grid["discriminator"]))
+            cell.offspring += pair[0].replaced
+        again = cell.rounds.get(round_)
+        cell.rounds[round_] = Round(
+            round_,
+            t,
+            _number(losses.get("generator")),
+            _number(losses.get("discriminator")),
+            _number(event.get("spread")),
+            _number(event.get("images_per_s")),
+            phases.get("overall") or sum(phases.values()),
+            _number(grid.get("diversity")),
+            pair,
+            _numbers(mixture["weights"]) if mixture.get("weights") else None,
+            _number(mixture.get("score")),
+            _numbers(event["indices"]) if event.get("indices") else None,
+        )
+        if again is None:
+            self.done += 1
+        for name, seconds in phases.items():
+            self.phases_s[name] = self.phases_s.get(name, 0.0) + seconds
+        cell.last = max(cell.last, round_)
+        if cell.state == "waiting":
+            cell.state = "running"
+
+    def _see_score(self, t: float, event: Mapping[str, Any]) -> None:
+        cell, round_ = self._cell(event), int(event["round"])
+        self.metric, self.space = str(event["metric"]), event.get("space")
+        scores = {str(name): _estimate(one) for name, one in event["scores"].items()}
+        cell.scored[round_] = Scored(
+            round_, t, {name: one for name, one in scores.items() if one is not None}
+        )
+        best = event.get("best")
+        if best is not None and _number(best["value"]) is not None:
+            cell.best = dict(best)
+
+    def _see_sheet(self, t: float, event: Mapping[str, Any]) -> None:
+        self._cell(event).sheets[int(event["round"])] = str(event["file"])
+
+    def _see_commit(self, t: float, event: Mapping[str, Any]) -> None:
+        self.commits += 1
+        self.commit_bytes += int(event.get("bytes") or 0)
+        self.commit_s += _number(event.get("seconds")) or 0.0
+        self.last_commit = (t, str(event["cell"]))
+
+    def _see_rollback(self, t: float, event: Mapping[str, Any]) -> None:
+        cell, round_ = self._cell(event), int(event["round"])
+        cell.rolled_back = round_
+        text = f"attempt {event['attempt']}: {event['reason']}"
+        self.faults.append(Fault(t, "rollback", cell.key, round_, text))
+
+    def _see_warning(self, t: float, event: Mapping[str, Any]) -> None:
+        self.faults.append(Fault(t, "warning", event.get("cell"), None, str(event["message"])))
+
+    def _see_trainer_died(self, t: float, event: Mapping[str, Any]) -> None:
+        cells = ", ".join(map(str, event["cells"]))
+        text = f"trainer {event['trainer']} {event['how']}; its cells: {cells or 'none'}"
+        self.faults.append(Fault(t, "trainer_died", None, None, text))
+
+    def _see_cell_finished(self, t: float, event: Mapping[str, Any]) -> None:
+        cell = self._cell(event)
+        cell.state, cell.reason = "finished", str(event["reason"])
+        cell.spent_s, cell.last = _number(event.get("spent_s")), int(event["round"])
+
+    def _see_cell_failed(self, t: float, event: Mapping[str, Any]) -> None:
+        cell = self._cell(event)
+        cell.state, cell.reason = "failed", str(event["reason"])
+        round_ = int(event["round"])
+        self.faults.append(Fault(t, "cell_failed", cell.key, round_, cell.reason))
+
+    def _see_mixture(self, t: float, event: Mapping[str, Any]) -> None:
+        self.space = event.get("space")
+        self.mixture = {
+            "cell": str(event["cell"]),
+            "weights": _numbers(event["weights"]),
+            "scores": {str(cell): _estimate(one) for cell, one in event["scores"].items()},
+        }
+
+    def _see_model(self, t: float, event: Mapping[str, Any]) -> None:
+        self.model = [str(label) for label in event["labels"]]
+
+    def _see_run_stopped(self, t: float, event: Mapping[str, Any]) -> None:
+        self.ended = "stopped"
+        self.faults.append(Fault(t, "stopped", None, None, f"stopped on {event['reason']}"))
+        for cell in self.cells.values():
+            if cell.state == "running":
+                cell.state = "stopped"
+
+    def _see_run_finished(self, t: float, event: Mapping[str, Any]) -> None:
+        self.ended = "failed" if event.get("failed") else "finished"
+
+    # What follows from it.
+
+    @property
+    def measure(self) -> str:
+        """What cells are judged by: `score`, `mixture`, `fitness` or `generator` (its loss)."""
+        if self.metric is not None:
+            return "score"
+        for cell in self.cells.values():
+            for one in reversed(cell.rounds.values()):
+                if one.mixture is not None:
+                    return "mixture"
+                if one.offspring is not None and one.offspring[0].fitness is not None:
+                    return "fitness"
+                break
+        return "generator"
+
+    def measure_name(self, mixture_metric: str) -> str:
+        """What cells are judged by, in words."""
+        if self.measure == "score":
+            return str(self.metric)
+        if self.measure == "mixture":
+            return f"mixture score ({mixture_metric})"
+        return MEASURES[self.measure]
+
+    def routines(self) -> dict[str, float]:
+        """Seconds of the paper's routines and of what else takes time, from all cells' rounds."""
+        phases = dict(self.phases_s)
+        overall = phases.pop("overall", None)
+        found: dict[str, float] = {}
+        if self.on_grid:
+            for routine, parts in ROUTINES.items():
+                found[routine] = sum(phases.pop(part, 0.0) for part in parts)
+        else:
+            phases.pop("gather", None)
+        found |= phases
+        rest = 0.0 if overall is None else overall - sum(found.values())
+        if overall and rest > 0.005 * overall:
+            found["other"] = rest
+        return found if any(found.values()) else {}
+
+    def series(self, cell: Cell, measure: str) -> list[tuple[int, float]]:
+        """The cell's values of a measure, by rounds."""
+        if measure == "score":
+            return [
+                (one.round_, min(estimate.value for estimate in one.scores.values()))
+                for one in cell.scored.values()
+                if one.scores
+            ]
+        return [
+            (one.round_, value)
+            for one in cell.rounds.values()
+            if (value := _measured(one, measure)) is not None
+        ]
+
+    def latest(self, cell: Cell, measure: str) -> float | None:
+        """The cell's last value of a measure."""
+        if measure == "score":
+            for one in reversed(cell.scored.values()):
+                if one.scores:
+                    return min(estimate.value for estimate in one.scores.values())
+            return None
+        for row in reversed(cell.rounds.values()):
+            if (value := _measured(row, measure)) is not None:
+                return value
+        return None
+
+    def best_cell(self, measure: str) -> tuple[Cell, float, int | None] | None:
+        """The cell that is best by a measure, its value, and when it was reached."""
+        found: list[tuple[float, Cell, int | None]] = []
+        for cell in self.cells.values():
+            if measure == "score" and cell.best is not None:
+                found.append((float(cell.best["value"]), cell, cell.best.get("round")))
+            elif (value := self.latest(cell, measure)) is not None:
+                found.append((value, cell, cell.last))
+        if not found or measure == "generator":
+            return None
+        value, cell, round_ = min(found, key=lambda one: one[0])
+        return cell, value, round_
+
+    def shape(self) -> tuple[int, int] | None:
+        """Rows and columns of its grid, from the cells' names; None when they are no grid's."""
+        if not self.on_grid or not self.cells:
+            return None
+        places = [place_of(key) for key in self.cells]
+        if any(place is None for place in places):
+            return None
+        sound = [place for place in places if place is not None]
+        rows = max(row for row, _ in sound) + 1
+        columns = max(column for _, column in sound) + 1
+        # Of a damaged file: a grid has its places taken.
+        return (rows, columns) if rows * columns <= 2 * len(sound) + 16 else None
+
+    def lineage(self, cell: str, round_: int | None = None) -> list[tuple[str, int]]:
+        """Where and when a cell's generator and its forebears were born, the newest first."""
+        end = self.cells[cell].last if round_ is None else round_
+        here = self._birth(cell, end)
+        line = [here]
+        while here[1] > 0:
+            row = self.cells[here[0]].rounds.get(here[1]) if here[0] in self.cells else None
+            parent = row.offspring[0].parent if row is not None and row.offspring else None
+            # A parent is older; of a damaged file nobody knows.
+            if parent is None or parent[1] >= here[1]:
+                break
+            here = parent
+            line.append(here)
+        return line
+
+    def _birth(self, cell: str, until: int) -> tuple[str, int]:
+        """When the generator that a cell had after a round was born there."""
+        for row in reversed(self.cells[cell].ordered()):
+            if row.round_ <= until and row.offspring is not None and row.offspring[0].replaced:
+                return cell, row.round_
+        return cell, 0
+
+
+def place_of(key: str) -> tuple[int, int] | None:
+    """Row and column of a grid's cell, by its name."""
+    row, dash, column = key.partition("-")
+    return (int(row), int(column)) if dash and row.isdecimal() and column.isdecimal() else None
+
+
+def _measured(one: Round, measure: str) -> float | None:
+    match measure:
+        case "mixture":
+            return one.mixture
+        case "fitness":
+            return one.offspring[0].fitness if one.offspring else None
+        case "discriminator":
+            return one.discriminator
+        case "spread":
+            return one.spread
+        case "diversity":
+            return one.diversity
+        case "generator":
+            return one.generator
+        case _:
+            return (one.indices or {}).get(measure)
+
+
+def _number(value: Any) -> float | None:
+    if type(value) is float:  # As nearly always, in files of a hundred thousand lines.
+        return value if -math.inf < value < math.inf else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    found = {str(name): _number(value) for name, value in values.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _estimate(one: Mapping[str, Any] | None) -> Estimate | None:
+    value = None if one is None else _number(one["value"])
+    if one is None or value is None:
+        return None
+    return Estimate(value, _number(one.get("low")), _number(one.get("high")))
+
+
+def _offspring(one: Mapping[str, Any]) -> Offspring:
+    parent = one.get("parent")
+    return Offspring(
+        _number(one.get("fitness")),
+        bool(one.get("replaced")),
+        None if parent is None else (str(parent["cell"]), int(parent["round"])),
+        _number(one.get("rate")),
+        one.get("objective"),
+    )

@@ -1,0 +1,245 @@
+"""A run directory as a report reads it: whatever is there, and a note for whatever is not.
+
+Only what is no run at all is refused. Nothing is written here, and nothing needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from manege.errors import ManegeError
+from manege.report.events import Tail
+from manege.report.history import History
+from manege.rundir import STATES, check_run, is_held
+
+LIVE = "live.json"
+"""What goes on this second, written by the process that runs the run."""
+
+_FRESH_S = 30.0
+"""A live file or an event this young shows a run that goes on, also on another machine."""
+_LARGEST = 1 << 26
+
+
+@dataclass
+class Kept:
+    """An evaluation that the run has kept."""
+
+    key: str
+    protocol: dict[str, Any]
+    scores: list[dict[str, Any]]
+    left_out: dict[str, str]
+    made_at: float
+    nearest: Path | None
+    """The sheet of pictures nearest to training ones."""
+
+    @property
+    def per_class(self) -> dict[str, dict[str, Any]]:
+        """Scores of single classes, by their labels."""
+        return {str(one["label"]): one for one in self.scores if one.get("label") is not None}
+
+    @property
+    def overall(self) -> list[dict[str, Any]]:
+        """Scores of all classes together."""
+        return [one for one in self.scores if one.get("label") is None]
+
+
+@dataclass
+class Run:
+    """All that a report is drawn from."""
+
+    path: Path
+    history: History
+    config: dict[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    command: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    evaluations: list[Kept] = field(default_factory=list)
+    """The newest first."""
+    notes: list[str] = field(default_factory=list)
+    """What is missing or damaged."""
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return self.path.resolve().name
+
+    @property
+    def state(self) -> str:
+        """running, stopped, interrupted, finished, failed, or new."""
+        stored = str(self.status.get("state"))
+        if stored not in STATES:
+            return "unknown"
+        if stored != "running":
+            return "new" if not self.history.events and stored == "stopped" else stored
+        return "running" if self.going_on() else "interrupted"
+
+    def going_on(self) -> bool:
+        """Whether somebody runs it: by its lock, or by signs of life from another machine."""
+        try:
+            if is_held(self.path / "lock"):
+                return True
+        except (ManegeError, OSError):
+            pass
+        return time.time() - max(self.history.last_t or 0.0, _age(self.path / LIVE)) < _FRESH_S
+
+    @property
+    def classes(self) -> dict[str, dict[str, Any]]:
+        """What data.json tells of the data's classes."""
+        found = self.data.get("classes")
+        if not isinstance(found, dict):
+            return {}
+        return {key: one for key, one in found.items() if isinstance(one, dict)}
+
+    @property
+    def labels(self) -> list[str]:
+        """The data's classes."""
+        return list(self.classes)
+
+    @property
+    def size(self) -> int | None:
+        """The side of its pictures."""
+        size = self.data.get("size")
+        return size if isinstance(size, int) and size > 0 else None
+
+    @property
+    def is_points(self) -> bool:
+        """Whether its pictures are points in the plane."""
+        return self.size == 1
+
+
+def read_run(path: Path) -> Run:
+    """The run in that folder; CheckpointError when it is none."""
+    check_run(path)
+    run = Run(path, History())
+    tail = Tail(path / "events.jsonl")
+    run.history.see_all(tail.read())
+    _read_files(run)
+    _note_events(run, tail)
+    return run
+
+
+def _read_files(run: Run) -> None:
+    run.config_text = _text(run, "config.yaml")
+    try:
+        run.config = _tree(yaml.safe_load(run.config_text))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        run.notes.append("config.yaml cannot be read as YAML; settings are not shown.")
+    run.command = _text(run, "command.txt").strip()
+    run.environment, run.data = _json(run, "environment.json"), _json(run, "data.json")
+    run.status = _json(run, "status.json")
+    if not run.history.method and run.config.get("method"):
+        run.history.method = str(run.config["method"])
+    run.evaluations = sorted(
+        (one for file in run.path.glob("evaluations/*.json") if (one := _kept(run, file))),
+        key=lambda one: one.made_at,
+        reverse=True,
+    )
+
+
+def _note_events(run: Run, tail: Tail) -> None:
+    if not run.history.events:
+        run.notes.append("events.jsonl holds no event yet: nothing has been trained.")
+    if tail.damaged:
+        first = ", ".join(map(str, tail.damaged[:5]))
+        more = " …" if len(tail.damaged) > 5 else ""
+        run.notes.append(
+            f"events.jsonl: {len(tail.damaged)} damaged line(s) left out (line {first}{more})."
+        )
+    if tail.torn and run.state != "running":
+        run.notes.append("events.jsonl: the last line is half written and was left out.")
+    if run.history.unread:
+        run.notes.append(
+            f"events.jsonl: {run.history.unread} event(s) without the fields they should have."
+        )
+
+
+def mixture_metric(config: Mapping[str, Any]) -> str:
+    """The metric by which a grid weighs its mixtures."""
+    mixture = (config.get("cellular") or {}).get("mixture") or {}
+    return str(mixture.get("metric", "score"))
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """Dotted keys in which configurations differ, with the value that each has there."""
+    trees = [_flat(config) for config in configs]
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    rows = {key: tuple(tree.get(key) for tree in trees) for key in keys}
+    return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _text(run: Run, name: str) -> str:
+    path = run.path / name
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise ValueError("too large")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        run.notes.append(f"{name} is missing.")
+    except (OSError, ValueError) as error:
+        run.notes.append(f"{name} cannot be read ({error}).")
+    return ""
+
+
+def _json(run: Run, name: str) -> dict[str, Any]:
+    text = _text(run, name)
+    if not text:
+        return {}
+    try:
+        return _tree(json.loads(text))
+    except (ValueError, RecursionError):
+        run.notes.append(f"{name} is damaged and was left out.")
+        return {}
+
+
+def _tree(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("no tree")
+    return value
+
+
+def _kept(run: Run, file: Path) -> Kept | None:
+    try:
+        tree = _tree(json.loads(file.read_text(encoding="utf-8")))
+        scores = [one for one in tree["scores"] if isinstance(one["value"], int | float)]
+        protocol = _tree(tree["protocol"])
+        for key in ("subject", "reference", "space"):
+            _tree(protocol[key])
+        left_out = {str(key): str(value) for key, value in tree["left_out"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        run.notes.append(f"evaluations/{file.name} is damaged and was left out.")
+        return None
+    nearest = file.with_name(f"{file.stem}-nearest.png")
+    return Kept(
+        file.stem,
+        protocol,
+        scores,
+        left_out,
+        file.stat().st_mtime,
+        nearest if nearest.is_file() else None,
+    )
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

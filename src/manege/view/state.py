@@ -1,0 +1,103 @@
+"""A run as the one who looks on knows it: its history, what goes on now, and how fast."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from manege.report.history import History
+from manege.report.run import mixture_metric
+from manege.view.pace import Pace
+from manege.view.scene import Now, Pulse, Scene
+from manege.view.words import important
+
+_KEPT = 8
+
+
+class Looked:
+    """What was seen of a run so far; fed with events and steps by the process that trains."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.now = Now()
+        self.pace = Pace()
+        self.messages: deque[str] = deque(maxlen=_KEPT)
+        self.name, self.data, self._metric = "", "", "score"
+        self._began = time.monotonic()
+        self._pulse: Pulse | None = None
+
+    def opened(self, path: Path, *, pulse: bool = True) -> None:
+        """The run lies there; whoever carries it out tells others of it by live.json."""
+        self._pulse = Pulse(path) if pulse else None
+        self.name = path.resolve().name
+        self.data, self._metric = facts_of(path)
+
+    def event(self, event: Mapping[str, Any]) -> str | None:
+        """See an event; the line it deserves."""
+        self.history.see(event)
+        if event["event"] == "run_started":
+            self.now = Now(trainers=self.now.trainers)
+            self.pace.begin()
+            self._began = time.monotonic()
+        elif event["event"] in ("cell_finished", "cell_failed"):
+            self.now.places.pop(str(event["cell"]), None)
+        line = important(event)
+        if line is not None:
+            self.messages.append(line)
+        return line
+
+    def step(self, cell: str, place: tuple[int, int, int], fraction: float) -> None:
+        """See a step."""
+        self.now.fractions[cell] = fraction
+        self.now.places[cell] = place
+
+    def look(self, trainers: int, silent_s: float, *, paused: bool) -> None:
+        """See who trains."""
+        self.now.trainers, self.now.heartbeat_s = trainers, round(silent_s, 2)
+        if self.now.paused and not paused:
+            self.pace.begin()
+        self.now.paused = paused
+
+    def refresh(self) -> None:
+        """Bring up to date what changes without an event; write live.json now and then."""
+        self.now.wall_s = time.monotonic() - self._began
+        overall = self.now.overall(self.history)
+        if overall is not None and not self.now.paused:
+            self.pace.see(self.now.wall_s, overall)
+        self.now.left = self.pace.left()
+        if self._pulse is not None:
+            self._pulse.write(self.now)
+
+    @property
+    def metric(self) -> str:
+        """What the cells' numbers are."""
+        return self.history.measure_name(self._metric)
+
+    def scene(self, state: str, keys: str = "") -> Scene:
+        """What a page shows of it now."""
+        return Scene(
+            self.name,
+            self.data,
+            "paused" if self.now.paused and state == "running" else state,
+            self.history,
+            self.now,
+            time.time(),
+            self.metric,
+            list(self.messages),
+            keys,
+        )
+
+
+def facts_of(path: Path) -> tuple[str, str]:
+    """The data's name and the metric of mixtures, as far as the configuration tells."""
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        source = str(config["data"]["source"])
+        return Path(source).name or source, mixture_metric(config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        return "?", "score"
