@@ -1,11 +1,13 @@
 """The agent: the main loop of every rank but the first; it carries, it does not compute.
 
-It has a trainer server, forks its trainers there and carries messages between them and rank 0,
-and centres between them and the agents of other ranks. No torch, and no decisions.
+It has its trainers forked by the trainer server of its machine, which all agents there share, and
+carries messages between them and rank 0, and centres between them and the agents of other ranks.
+No torch, and no decisions.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import ExitStack
@@ -37,7 +39,7 @@ def serve(world: World) -> int:
     machine.allow_many_files()
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals())
-        server = stack.enter_context(Server(apart=True))
+        server = stack.enter_context(Server(shared_as=f"manege-{world.key}-{world.node}"))
         failpoints.only_for(None)
         return _Agent(world, server, stop).serve()
 
@@ -75,7 +77,7 @@ class _Agent:
         if self._trainers is not None and self._code in _ORDERLY:
             self._trainers.await_end()
         else:
-            self._server.process.kill()  # Whatever it is at; its trainers die with it.
+            self._server.kill()
         if self._trainers is not None:
             self._trainers.close()
         return self._code
@@ -106,14 +108,28 @@ class _Agent:
             self._refuse(EXIT_MACHINE, LOST_EARLY)
             return
         for message, _ in received:
-            self._world.post(0, message)
             if message["is"] == "bound":
+                node = self._node(int(message["devices"]))
+                self._world.post(0, {**message, "rank": self._world.rank, "node": node})
                 assert self._bound_to is not None
-                self._trainers = Trainers(self._server, self._bound_to, _quietly())
+                seats = (self._world.local_rank, self._world.local_size)
+                self._trainers = Trainers(self._server, self._bound_to, _quietly(), seats)
+            else:
+                self._world.post(0, message)
+
+    def _node(self, devices: int) -> dict[str, Any]:
+        """What this machine has."""
+        return {
+            "number": self._world.node,
+            "name": os.uname().nodename,
+            "cores": machine.cores(),
+            "bytes": machine.free_bytes(),
+            "devices": devices,
+        }
 
     def _orphaned(self) -> int:
         """The coordinator is lost: nobody would give files their names."""
-        self._server.process.kill()
+        self._server.kill()
         if self._world.rank == self._world.first_worker:
             sys.stderr.write(
                 "manege: rank 0, the coordinator's, is lost; `manege resume` goes on from the last "

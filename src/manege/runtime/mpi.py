@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ _NAP_S = 0.002
 _LOOK_S = 0.05
 _END_S = 10.0
 _FINALIZE_S = 3.0
+_KEY_BYTES = 16
 
 
 class Letter(NamedTuple):
@@ -72,6 +74,11 @@ class World:
         self._comm = comm
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
+        self.key = _agreed_key(comm)
+        """Known to the ranks of this job alone."""
+        self.node, self.local_rank, self.local_size = _place(comm)
+        """The first rank of this machine, how many worker ranks come before this one there, and how
+        many there are."""
         self._leaving: deque[_Leaving] = deque()
         self._arriving: dict[int, deque[_Arriving]] = {}
         self._largest = 0
@@ -223,6 +230,26 @@ class World:
         except (MPI.Exception, NotImplementedError):
             return False
         return True
+
+
+def _agreed_key(comm: Comm) -> str:
+    from mpi4py import MPI
+
+    key = np.frombuffer(secrets.token_bytes(_KEY_BYTES), np.uint8).copy()
+    comm.Bcast([key, MPI.BYTE], root=0)
+    return key.tobytes().hex()
+
+
+def _place(comm: Comm) -> tuple[int, int, int]:
+    from mpi4py import MPI
+
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.Get_rank())
+    first = np.array([comm.Get_rank()], np.int64)
+    here.Bcast([first, MPI.INT64_T], root=0)
+    rank, size = here.Get_rank(), here.Get_size()
+    here.Free()
+    coordinators = int(first[0] == 0)  # It takes no place from the others.
+    return int(first[0]), rank - coordinators, size - coordinators
 
 
 def _opened(rank: int, arrived: _Arriving) -> Letter:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,51 @@ def carried_out(world: World, request: Mapping[str, Any], manner: Manner) -> Fin
     return carry_out(request, _Ranks(world, manner), manner)
 
 
+class Node(NamedTuple):
+    """A machine of the job, as its agents found it."""
+
+    number: int
+    """Its first rank."""
+    name: str
+    cores: int
+    bytes: int
+    """Of memory that is free."""
+    devices: int
+    """GPUs."""
+
+    def described(self, ranks: int) -> str:
+        """A line for people."""
+        gpus = f", {self.devices} GPUs" if self.devices else ""
+        return (
+            f"node {self.name}: {self.cores} cores, {self.bytes / (1 << 30):.0f} GB free{gpus}, "
+            f"{ranks} worker ranks"
+        )
+
+
+def least_loaded(
+    load: Mapping[int, int], nodes: Mapping[int, Node], silent: Mapping[int, bool]
+) -> int:
+    """The rank for another trainer: one that answers, on the node with most room, fewest first.
+
+    Args:
+        load: trainers of every rank.
+        nodes: of every rank.
+        silent: whether a rank was not heard of for long.
+    """
+    trainers: dict[int, int] = {}
+    for rank, count in load.items():
+        number = nodes[rank].number
+        trainers[number] = trainers.get(number, 0) + count
+
+    def crowded(rank: int) -> tuple[bool, float, int, int]:
+        node = nodes[rank]
+        # A core more than it has is worth less than one that is free elsewhere.
+        share = (trainers[node.number] + 1) / (node.devices or node.cores)
+        return silent[rank], share, load[rank], rank
+
+    return min(load, key=crowded)
+
+
 class _Ranks:
     """Carries messages to and from trainers of other ranks; files are the numbers of slots."""
 
@@ -49,6 +95,9 @@ class _Ranks:
         self._where: dict[int, int] = {}
         """The rank of every trainer."""
         self._load = dict.fromkeys(range(1, world.size), 0)
+        """Trainers of every rank."""
+        self._nodes: dict[int, Node] = {}
+        """The machine of every rank."""
         self._heard_at = dict.fromkeys(range(1, world.size), time.monotonic())
         """When each agent was last heard of: one that hangs is given no trainer."""
 
@@ -60,16 +109,24 @@ class _Ranks:
         for rank in self._load:
             self._world.post(rank, binding(prepared))
         answers = [answer(self._receive, "bound", self._manner) for _ in self._load]
+        said = {int(one["rank"]): Node(**one["node"]) for one in answers}
+        found = {node.number: node for node in said.values()}  # Ranks differ in when they looked.
+        self._nodes = {rank: found[node.number] for rank, node in said.items()}
+        for node in found.values():
+            ranks = sum(one is node for one in self._nodes.values())
+            self._manner.say(node.described(ranks))
         workers = self._manner.workers
         if workers is None:
             workers = len(self._load)
             self._manner.say(f"workers: {workers} (ranks besides the coordinator's)")
-        return bound_of(answers[0]).task, workers
+        task = bound_of(answers[0]).task
+        nodes = [node._asdict() for node in found.values()]
+        return dataclasses.replace(task, told={**task.told, "nodes": nodes}), workers
 
     def start(self, host: int) -> None:
         now = time.monotonic()
         silent = {rank: now - self._heard_at[rank] > _SILENCE_S for rank in self._load}
-        rank = min(self._load, key=lambda one: (silent[one], self._load[one]))
+        rank = least_loaded(self._load, self._nodes, silent)
         self._where[host] = rank
         self._load[rank] += 1
         self._world.post(rank, {"is": "start", "host": host})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -17,6 +20,7 @@ from manege.runtime.screen import Nobody, Screen
 _POLL_S = 0.1
 _SERVER = "manege.trainer.server"
 _END_S = 5.0
+_MOST_CALLS = 1024
 
 
 class Prepared(NamedTuple):
@@ -48,44 +52,86 @@ class Bound(NamedTuple):
 
 
 class Server:
-    """The trainer server's process, and the channel to it."""
+    """The channel to a trainer server, and its process if it was started here."""
 
-    def __init__(self, *, apart: bool = False) -> None:
-        """A new one; `apart`: signals to this process's group do not reach it."""
-        self._apart = apart
-        self.process, self.channel = self._started()
+    def __init__(self, shared_as: str | None = None) -> None:
+        """One of our own, or that which those of this machine share who know its name.
 
-    def _started(self) -> tuple[subprocess.Popen[bytes], Channel]:
-        ours, theirs = Channel.pair()
+        Whoever comes first starts the one that is shared.
+        """
+        self._shared_as = shared_as
+        self._process: subprocess.Popen[bytes] | None = None
+        self.channel = self._reached()
+
+    def _reached(self) -> Channel:
+        if self._shared_as is None:
+            ours, theirs = socket.socketpair()
+            self._start("channel", theirs)
+            return Channel(ours)
+        deadline = time.monotonic() + _END_S
+        while True:
+            try:
+                return Channel(self._called(f"\0{self._shared_as}"))
+            except ConnectionRefusedError:  # One was there, and was dying.
+                if time.monotonic() > deadline:
+                    raise MachineError(LOST_EARLY) from None
+                time.sleep(_POLL_S)
+
+    def _called(self, name: str) -> socket.socket:
+        """The connection to the server of that name, which is started unless another listens."""
+        called_on, ours = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+        with called_on:
+            try:
+                called_on.bind(name)  # Refused while another one listens, and freed by its death.
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                called_on.listen(_MOST_CALLS)
+                self._start("listen", called_on)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", _SERVER, str(theirs.fileno())],
+            ours.connect(name)
+        except OSError:
+            ours.close()
+            raise
+        return ours
+
+    def _start(self, way: str, theirs: socket.socket) -> None:
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _SERVER, way, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                process_group=0 if self._apart else None,
+                # One that is shared is not reached by signals to our group.
+                process_group=None if self._shared_as is None else 0,
             )
-        finally:
-            theirs.close()
-        return process, ours
 
     def replace(self) -> None:
         """Another one, in the place of one that died."""
         self.__exit__()
-        self.process, self.channel = self._started()
+        self.channel = self._reached()
+
+    def kill(self) -> None:
+        """End it, whatever it is at, if it was started here; its trainers die with it."""
+        if self._process is not None:
+            self._process.kill()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object = None, *exc: object) -> None:
         self.channel.close()
+        if self._process is None:
+            return
         if kind is not None:
-            self.process.kill()  # Whatever it is at; its children die with it.
+            self._process.kill()
         try:
-            self.process.wait(_END_S)
+            self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self._process.kill()
+            self._process.wait()
+        self._process = None
 
     def prepare(self, request: Mapping[str, Any], manner: Manner) -> Prepared:
         """The run's directory, made or opened by the server."""

@@ -6,6 +6,7 @@ what becomes of it is for others to decide.
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import time
@@ -39,14 +40,21 @@ class Died(NamedTuple):
 class Trainers:
     """Those under way, and the server that forks them."""
 
-    def __init__(self, server: Server, prepared: Prepared, manner: Manner) -> None:
+    def __init__(
+        self, server: Server, prepared: Prepared, manner: Manner, seats: Sequence[int] = (0, 1)
+    ) -> None:
         """None yet.
 
         Args:
             server: bound; replaced when it dies.
             prepared: what it is bound to.
             manner: how another one is asked, should this one die.
+            seats: the first of ours among those of the machine's trainers, and how far apart ours
+                are; a trainer's seat says which GPU is its own.
         """
+        self._seats = seats
+        self._taken: dict[int, int] = {}
+        """Which of our seats every trainer has."""
         self._server = server
         self._prepared = prepared
         self._manner = manner
@@ -60,8 +68,13 @@ class Trainers:
         ours, theirs = Channel.pair()
         self._channels[host] = ours
         self._selector.register(ours.fileno(), selectors.EVENT_READ, host)
+        self._taken[host] = next(
+            seat for seat in itertools.count() if seat not in self._taken.values()
+        )
+        first, apart = self._seats
+        seat = first + apart * self._taken[host]
         with suppress(Gone):
-            self._server.channel.send({"is": "fork", "host": host}, [theirs.fileno()])
+            self._server.channel.send({"is": "fork", "host": host, "seat": seat}, [theirs.fileno()])
         theirs.close()
 
     def send(self, host: int, message: dict[str, Any], files: Sequence[int] = ()) -> None:
@@ -76,6 +89,7 @@ class Trainers:
         channel = self._channels.pop(host, None)
         if channel is None:
             return
+        self._taken.pop(host, None)
         self._unwatch(channel)
         channel.close()
         with suppress(Gone):

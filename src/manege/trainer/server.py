@@ -1,9 +1,10 @@
 """The trainer server: torch, the data and the method loaded once, trainers forked from it.
 
-    python -m manege.trainer.server DESCRIPTOR
+    python -m manege.trainer.server channel|listen DESCRIPTOR
 
-Started by the local runtime with one end of a channel. A fork takes tens of milliseconds where a
-new interpreter takes seconds, and all trainers share the pages of what was loaded before it.
+Started by the local runtime with one end of a channel, by an agent with a socket on which it and
+the other agents of its machine call. A fork takes tens of milliseconds where a new interpreter
+takes seconds, and all trainers of a machine share the pages of what was loaded before it.
 
 It stays on one thread: a child of a process that has run operations on two threads hangs in its
 first one. What needs more (a feature network's training) happens in a child of its own.
@@ -15,14 +16,17 @@ import ctypes
 import os
 import select
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,7 +35,7 @@ from manege.config import RunConfig
 from manege.data import open_dataset
 from manege.errors import EXIT_INPUT, EXIT_STOPPED, ManegeError
 from manege.rundir import RunDir
-from manege.runtime.channel import Channel, Gone, Received
+from manege.runtime.channel import Channel, Garbled, Gone, Received
 from manege.trainer.binding import bound_method, task_of
 from manege.trainer.host import Bound, Host
 from manege.trainer.preparing import Look, Prepared, prepare_new, prepare_resume
@@ -41,42 +45,95 @@ TELL_EVERY_S = 0.2
 CRASHED = 70
 _PR_SET_PDEATHSIG = 1
 _FLUSH_S = 5.0
+_CALLED_S = 5.0
+"""A server that nobody calls within that time ends."""
+_CREDENTIALS = struct.Struct("iii")
+"""Process, user and group of who calls."""
 
 
 def main() -> None:
-    """Serve until the command is gone."""
+    """Serve until nobody is left who wants it."""
     torch.set_num_threads(1)
-    _die_with_parent()
+    way, descriptor = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # The command decides, and says so.
-    import socket
+    if way == "listen":
+        # Whoever started it may die, and others go on.
+        _Server([], called_on=socket.socket(fileno=int(descriptor))).serve()
+    else:
+        _die_with_parent()
+        _Server([Channel(socket.socket(fileno=int(descriptor)))]).serve()
+    os._exit(0)  # Children are told by the kernel.
 
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    try:
-        _Server(channel).serve()
-    except Gone:
-        os._exit(0)  # Children are told by the kernel.
+
+class _Child(NamedTuple):
+    """A trainer."""
+
+    host: int
+    pid: int
+    owner: Channel
+    """Of who asked for it, and is told of its end."""
 
 
 class _Server:
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, owners: list[Channel], called_on: socket.socket | None = None) -> None:
+        self._owners = owners
+        """Those who tell it what to do."""
+        self._called_on = called_on
+        """Where others become owners."""
+        self._channel: Channel
+        """Of the owner whose message is being obeyed."""
         self._bound: Bound | None = None
+        self._bound_to: dict[str, Any] | None = None
         self._rundir: RunDir | None = None
-        self._children: dict[int, tuple[int, int]] = {}
-        """Of every trainer its number, by its pidfd, and its pid."""
+        self._children: dict[int, _Child] = {}
+        """Trainers by their pidfd."""
 
     def serve(self) -> None:
-        while True:
+        if self._called_on is not None:
+            self._called_on.settimeout(0)
+            select.select([self._called_on], [], [], _CALLED_S)
+            self._answer_calls()
+        while self._owners:
             poll = select.poll()
-            poll.register(self._channel.fileno(), select.POLLIN)
-            for pidfd in self._children:
-                poll.register(pidfd, select.POLLIN)
+            for file in self._heard():
+                poll.register(file, select.POLLIN)
             for file, _ in poll.poll(1000):
-                if file != self._channel.fileno():
+                if file in self._children:
                     self._bury(file)
-            for received in self._channel.receive():
-                self._obey(received)
+            self._answer_calls()
+            for owner in list(self._owners):
+                try:
+                    for received in owner.receive():
+                        self._channel = owner
+                        self._obey(received)
+                except (Gone, Garbled):
+                    self._lose(owner)
+
+    def _heard(self) -> Iterator[int]:
+        yield from (owner.fileno() for owner in self._owners)
+        yield from self._children
+        if self._called_on is not None:
+            yield self._called_on.fileno()
+
+    def _answer_calls(self) -> None:
+        """Whoever knows the socket's name, and is the same user, becomes an owner."""
+        if self._called_on is None:
+            return
+        with suppress(BlockingIOError):
+            while True:
+                calling, _ = self._called_on.accept()
+                if _user_of(calling) == os.geteuid():
+                    self._owners.append(Channel(calling))
+                else:
+                    calling.close()
+
+    def _lose(self, owner: Channel) -> None:
+        self._owners.remove(owner)
+        owner.close()
+        for child in self._children.values():
+            if child.owner is owner:
+                os.kill(child.pid, signal.SIGKILL)
 
     def _obey(self, received: Received) -> None:
         message = received.message
@@ -86,11 +143,11 @@ class _Server:
             case "bind":
                 self._answer(lambda: self._bind(message))
             case "fork":
-                self._fork(int(message["host"]), received.files[0])
+                self._fork(int(message["host"]), int(message["seat"]), received.files[0])
             case "kill":
-                for number, pid in self._children.values():
-                    if number == int(message["host"]):
-                        os.kill(pid, signal.SIGKILL)
+                for child in self._children.values():
+                    if child.host == int(message["host"]):
+                        os.kill(child.pid, signal.SIGKILL)
 
     def _answer(self, work: Callable[[], dict[str, Any]]) -> None:
         """Send what comes of it, or why nothing does."""
@@ -147,7 +204,19 @@ class _Server:
         self._channel.send({"is": "count", "done": done, "total": total})
 
     def _bind(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Load what all trainers have in common."""
+        """Load what all trainers have in common; once, whoever else asks for the same."""
+        if self._bound is None or self._bound_to != message:
+            self._load(message)
+        assert self._bound is not None
+        task = task_of(self._bound)
+        return {
+            "is": "bound",
+            "task": vars(task),
+            "bytes": _resident(),
+            "devices": torch.cuda.device_count(),
+        }
+
+    def _load(self, message: dict[str, Any]) -> None:
         device.keep_memory()
         config = RunConfig.model_validate(message["config"])
         torch.set_num_threads(1)
@@ -155,11 +224,9 @@ class _Server:
         prepared = Prepared(rundir, config, open_dataset(config.data))
         bound = bound_method(config, prepared.dataset, rundir)
         bound.method.warm()
-        self._bound, self._rundir = bound, rundir
-        task = task_of(bound)
-        return {"is": "bound", "task": vars(task), "bytes": _resident()}
+        self._bound, self._rundir, self._bound_to = bound, rundir, message
 
-    def _fork(self, number: int, file: int) -> None:
+    def _fork(self, number: int, seat: int, file: int) -> None:
         assert self._bound is not None
         assert self._rundir is not None
         pid = os.fork()
@@ -167,11 +234,7 @@ class _Server:
             _die_with_parent()
             try:
                 _write_to(self._rundir.path / "logs" / "trainers.log")
-                self._channel.close()
-                for pidfd in self._children:
-                    os.close(pidfd)
-                import socket
-
+                self._let_go()
                 code = _train(
                     self._bound, self._rundir, number, Channel(socket.socket(fileno=file))
                 )
@@ -180,15 +243,25 @@ class _Server:
                 code = CRASHED
             os._exit(code)
         os.close(file)
-        self._children[os.pidfd_open(pid)] = (number, pid)
+        self._children[os.pidfd_open(pid)] = _Child(number, pid, self._channel)
         self._channel.send({"is": "forked", "host": number, "pid": pid})
 
+    def _let_go(self) -> None:
+        """In a trainer: what is the server's alone."""
+        for owner in self._owners:
+            owner.close()
+        for pidfd in self._children:
+            os.close(pidfd)
+        if self._called_on is not None:
+            self._called_on.close()
+
     def _bury(self, pidfd: int) -> None:
-        number, pid = self._children.pop(pidfd)
+        host, pid, owner = self._children.pop(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
         how = _how(os.waitstatus_to_exitcode(status))
-        self._channel.send({"is": "dead", "host": number, "how": how})
+        with suppress(Gone):
+            owner.send({"is": "dead", "host": host, "how": how})
 
 
 def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
@@ -259,6 +332,12 @@ def _beat(host: Host, channel: Channel) -> None:
         except Gone:
             os._exit(0)
         time.sleep(BEAT_S)
+
+
+def _user_of(calling: socket.socket) -> int:
+    told = calling.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(told)
+    return int(user)
 
 
 def _die_with_parent() -> None:
