@@ -36,6 +36,8 @@ STOP_S = 5.0
 """Time to commit when the run is to stop."""
 SILENCE_S = 5.0
 """A trainer that has not been heard of for so long may be hung."""
+STARTING_S = 30.0
+"""Time for a trainer's first sign of life."""
 OPENING_S = 120.0
 """Time for a trainer's first step: it may have to read all its pictures."""
 PATIENCE = 5.0
@@ -136,7 +138,7 @@ class Coordinator:
         host = self._hosts.get(number)
         if host is None or self.outcome is not None:
             return [Close(file) for file in files]
-        host.heard_at = now
+        host.heard_at, host.heard = now, True
         kind = str(message["is"])
         if kind == "refused":
             raise Refused(int(message["code"]), str(message["text"]))
@@ -696,6 +698,8 @@ class Coordinator:
 
     def _bound(self, host: Host) -> float:
         """How long a host may be silent."""
+        if not host.heard:
+            return STARTING_S
         if host.combines:
             return OPENING_S + COMBINE_S * len(self._cells)
         if not host.stepped:

@@ -104,6 +104,8 @@ class Host:
     number: int
     cells: dict[str, None] = field(default_factory=dict)
     heard_at: float = 0.0
+    heard: bool = False
+    """Whether it has given a sign of life."""
     moved_at: float = 0.0
     """When it was last seen to get on, to have nothing to do, or was given something."""
     working: str | None = None

@@ -23,6 +23,7 @@ from manege.runtime.coordinator import (
     DEATHS_WITHOUT_COMMIT,
     OPENING_S,
     SILENCE_S,
+    STARTING_S,
     Coordinator,
 )
 from manege.runtime.orders import (
@@ -1487,6 +1488,16 @@ def test_who_takes_long_to_take_up_the_next_cell_is_not_hung():
     assert talk.later(0.2) == ["kill 1", "start 2", "host b to 2"]
 
 
+def test_who_gives_no_sign_of_life_is_replaced_ten_times():
+    talk = Talk(isolated("a"), rounds=1, hosts=1)
+    for host in range(1, DEATHS_WITHOUT_COMMIT):
+        assert talk.later(STARTING_S) == []
+        assert talk.later(0.2) == [f"kill {host}", f"start {host + 1}", f"host a to {host + 1}"]
+    assert talk.later(STARTING_S) == []
+    assert talk.later(0.2) == ["kill 10"]
+    assert talk.one.outcome.failed.keys() == {"a"}
+
+
 def test_who_opens_or_finishes_many_cells_is_not_hung():
     """Its last step lies far back, yet it gets on."""
     talk = Talk(ring("abcd"), rounds=1, hosts=1)
@@ -1521,6 +1532,7 @@ def test_who_begins_after_a_long_wait_is_not_hung():
     talk.say(1, "step", cell="a", round=1, step=1, steps=9, fraction=0.1)
     for _ in range(60):
         talk.beat(1)
+        talk.beat(2)
         assert talk.later(1.0) == []
     talk.beat(1, "a", age_s=60.0)
     assert talk.later(1.0) == []
