@@ -235,7 +235,7 @@ def test_half_an_hour_with_a_kill_every_twenty_seconds_uses_no_more_of_anything(
         (max(column) for column in zip(*seen[half:], strict=True)),
         strict=True,
     ):
-        print(f"{len(seen)} kills, {what}: {early} in the first half at most, {late} in the second")
+        sys.stdout.write(f"{len(seen)} kills, {what}: at most {early} at first, then {late}\n")
         assert late <= 1.05 * early, f"{what} grew from {early} to {late}"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from manege.cli import launching
 from manege.cli.launching import Job, Launcher
+from manege.config import resolve
 from manege.errors import ConfigError
 
 
@@ -23,11 +24,30 @@ def test_options_that_would_do_nothing_are_refused(job, words):
         job.check()
 
 
-def test_restarts_without_a_known_run_directory_are_refused():
-    with pytest.raises(ConfigError, match="--restarts: say --out too"):
-        launching.run(Job(Launcher.MPIEXEC, 3, None, 2), again=None, path=None)
+def test_a_run_directory_is_known_before_and_not_left_empty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = resolve(flags={"data.source": "some/folder.npz", "method": "single"})
+    with launching.directory(config, None) as path, launching.directory(config, None) as other:
+        assert str(path) == "runs/0001-folder-single"
+        assert str(other) == "runs/0002-folder-single"
+        (path / "config.yaml").touch()
+    assert path.exists()
+    assert not other.exists()
+    with launching.directory(config, tmp_path / "mine") as given:
+        assert given == tmp_path / "mine"
 
 
 def test_ranks_get_all_arguments_but_the_launchers():
-    args = ["train", "digits", "--launch=mpiexec", "-n", "3", "--seed", "3", "--restarts", "2"]
+    args = [
+        "train",
+        "digits",
+        "--launch=mpiexec",
+        "-n",
+        "3",
+        "--seed",
+        "3",
+        "--restarts",
+        "2",
+        "-n3",
+    ]
     assert launching._without_launch(args) == ["train", "digits", "--seed", "3"]

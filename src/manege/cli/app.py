@@ -222,9 +222,11 @@ def train(
             say(to_yaml(settings), end="")
         return
     if job.launch is not None:
-        again = ["resume", str(out), "--workers", workers, *(["--json"] if json_ else [])]
-        again += ["--tensorboard"] if tensorboard else []
-        raise typer.Exit(launching.run(job, again=again, path=out))
+        with launching.directory(settings, out) as path:
+            again = ["resume", str(path), "--workers", workers, *(["--json"] if json_ else [])]
+            again += ["--tensorboard"] if tensorboard else []
+            given = [] if out else ["--out", str(path)]
+            raise typer.Exit(launching.run(job, path, more=given, again=again))
     done = running.start(settings, out, running.How(runtime, workers, tensorboard))
     _report(done, as_json=json_)
 
@@ -250,7 +252,7 @@ def resume(
     job = launching.Job(launch, ranks, hosts, restarts)
     job.check()
     if job.launch is not None:
-        raise typer.Exit(launching.run(job, again=None, path=run))
+        raise typer.Exit(launching.run(job, run))
     how = running.How(runtime, workers, tensorboard)
     _report(running.go_on(run, rounds, budget, how), as_json=json_)
 

@@ -7,7 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -25,6 +26,7 @@ from manege.errors import (
 )
 
 if TYPE_CHECKING:
+    from manege.config import RunConfig
     from manege.stopping import StopSignals
 
 _OWN_WORDS = (EXIT_FINE, EXIT_INPUT, EXIT_MACHINE, EXIT_FAILED_CELL, EXIT_STOPPED)
@@ -76,36 +78,50 @@ class Job(NamedTuple):
             raise ConfigError("--launch mpiexec: say -n, how many ranks; at least 2")
 
 
-def run(job: Job, *, again: Sequence[str] | None, path: Path | None) -> int:
+@contextmanager
+def directory(config: RunConfig, out: Path | None) -> Iterator[Path]:
+    """The run directory, known before the ranks make a run of it; an empty one does not stay."""
+    from manege.rundir import RunDir
+
+    if out is not None:
+        yield out
+        return
+    path = RunDir.reserve(f"{Path(config.data.source).stem}-{config.method.value}")
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            path.rmdir()
+
+
+def run(job: Job, path: Path, more: Sequence[str] = (), again: Sequence[str] | None = None) -> int:
     """The job's exit code, once it has come to its end.
 
     Args:
         job: what was asked for.
+        path: the run directory.
+        more: arguments besides those of this command.
         again: the arguments that go on with the run; None: those of this command.
-        path: the run directory, where that is known.
     """
     from manege.stopping import StopSignals
 
-    if job.restarts and path is None:
-        raise ConfigError("--restarts: say --out too, so that it is known what to go on with")
-    head, first = _head(job), _without_launch(sys.argv[1:])
+    head, first = _head(job), [*_without_launch(sys.argv[1:]), *more]
     left = job.restarts or 0
     with StopSignals() as stop:
         while True:
-            begun = path is not None and (path / "config.yaml").exists()
+            begun = (path / "config.yaml").exists()
             args = first if again is None or not begun else [*again]
             code = _carried_out([*head, *args, "--runtime", "mpi"], stop)
             if code in _OWN_WORDS:
                 return code
             if stop() is not None:
-                if not begun and (path is None or not (path / "config.yaml").exists()):
+                if not (path / "config.yaml").exists():
                     raise KeyboardInterrupt  # Before ranks could listen to it.
                 sys.stderr.write(f"stopped; go on with: manege resume {path}\n")
                 return EXIT_STOPPED
             if not left:
-                where = "" if path is None else f" {path}"
                 raise MachineError(
-                    f"the job died (exit code {code}); go on with: manege resume{where}"
+                    f"the job died (exit code {code}); go on with: manege resume {path}"
                 )
             left -= 1
             sys.stderr.write(f"the job died (exit code {code}); started again, {left} times left\n")
@@ -167,6 +183,6 @@ def _without_launch(args: Sequence[str]) -> list[str]:
             skip = False
         elif one in ours:
             skip = True
-        elif one.partition("=")[0] not in ours:
+        elif one.partition("=")[0] not in ours and not (one[:2] == "-n" and one[2:].isdecimal()):
             kept.append(one)
     return kept

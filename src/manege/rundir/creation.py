@@ -19,7 +19,7 @@ _FOLDERS = ("checkpoints", "samples", "logs")
 
 def create(path: Path | None, *, parent: Path, name: str, initial: Mapping[str, bytes]) -> Path:
     """A folder with the initial files, written in their order; nothing is left of a failure."""
-    path = _numbered(parent, name) if path is None else _given(Path(path))
+    path = numbered(parent, name) if path is None else _given(Path(path))
     with blaming(path):
         try:
             (path / "lock").touch(exist_ok=False)
@@ -54,7 +54,8 @@ def check_run(path: Path) -> None:
     raise CheckpointError(f"{path} is not a run directory: {what}")
 
 
-def _numbered(parent: Path, name: str) -> Path:
+def numbered(parent: Path, name: str) -> Path:
+    """The next free ``parent/NNNN-name``, made and empty."""
     parent = Path(parent)
     _check_folder(parent)
     with blaming(parent):

@@ -72,6 +72,11 @@ class RunDir:
         return cls(creation.create(path, parent=parent, name=name, initial=initial))
 
     @staticmethod
+    def reserve(name: str, parent: Path = Path("runs")) -> Path:
+        """The folder that a run of this name would be made in: empty, and to be given to it."""
+        return creation.numbered(parent, name)
+
+    @staticmethod
     def check_free(path: Path) -> None:
         """Nothing when a run may be made there; CheckpointError otherwise."""
         creation.check_free(Path(path))
