@@ -24,6 +24,10 @@ setup: .venv/.installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
 	  -c constraints.txt -e '.[dev,mpi]'
+	@# A second MPI for the tests, in a folder of its own: both bring an mpiexec.
+	@$(PYTHON) -m venv --without-pip .venv/mpich && $(BIN)/python -m pip --python .venv/mpich/bin/python \
+	  install --quiet --disable-pip-version-check -c constraints.txt mpich \
+	  || echo "MPICH cannot be installed: tests with it are skipped"
 	@touch $@
 
 demo: setup

@@ -105,13 +105,14 @@ def run(job: Job, path: Path, more: Sequence[str] = (), again: Sequence[str] | N
     """
     from manege.stopping import StopSignals
 
-    head, first = _head(job), [*_without_launch(sys.argv[1:]), *more]
+    head, stop_by = _head(job)
+    first = [*_without_launch(sys.argv[1:]), *more]
     left = job.restarts or 0
     with StopSignals() as stop:
         while True:
             begun = (path / "config.yaml").exists()
             args = first if again is None or not begun else [*again]
-            code = _carried_out([*head, *args, "--runtime", "mpi"], stop)
+            code = _carried_out([*head, *args, "--runtime", "mpi"], stop, stop_by)
             if code in _OWN_WORDS:
                 return code
             if stop() is not None:
@@ -127,8 +128,8 @@ def run(job: Job, path: Path, more: Sequence[str] = (), again: Sequence[str] | N
             sys.stderr.write(f"the job died (exit code {code}); started again, {left} times left\n")
 
 
-def _carried_out(command: Sequence[str], stop: StopSignals) -> int:
-    """One job; mpiexec would kill its ranks at SIGTERM or SIGINT before they could commit."""
+def _carried_out(command: Sequence[str], stop: StopSignals, stop_by: signal.Signals) -> int:
+    """One job's exit code; a stop is passed on to it as the signal that its ranks get."""
     # In a group of its own, which the terminal's Ctrl-C does not reach.
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0) as process:
         told = False
@@ -139,22 +140,27 @@ def _carried_out(command: Sequence[str], stop: StopSignals) -> int:
                 except subprocess.TimeoutExpired:
                     if not told and stop() is not None:
                         told = True
-                        process.send_signal(signal.SIGUSR2)
+                        process.send_signal(stop_by)
         except BaseException:
             process.terminate()
             raise
 
 
-def _head(job: Job) -> list[str]:
-    """The command line up to manege's own arguments, with a word on what is added."""
+def _head(job: Job) -> tuple[list[str], signal.Signals]:
+    """The command line up to manege's own arguments, with a word on what is added; how to stop it.
+
+    Open MPI's mpiexec kills ranks within a second of SIGTERM and hands on SIGUSR2; MPICH's dies of
+    SIGUSR2 and hands on SIGTERM.
+    """
     mpiexec = shutil.which(
         "mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     )
     if mpiexec is None:
         raise MachineError("there is no mpiexec; pip install 'manege[mpi]' brings one")
     assert job.ranks is not None
-    added = []
+    added, stop_by = [], signal.SIGTERM
     if _is_open_mpi(mpiexec):
+        stop_by = signal.SIGUSR2
         from manege import machine
 
         if os.geteuid() == 0:
@@ -167,7 +173,7 @@ def _head(job: Job) -> list[str]:
     options = [part for option, _ in added for part in option.split("=")]
     hosts = [] if job.hosts is None else ["--host", job.hosts]
     own = [sys.executable, "-m", "manege"]
-    return [mpiexec, *options, *hosts, "-n", str(job.ranks), *own]
+    return [mpiexec, *options, *hosts, "-n", str(job.ranks), *own], stop_by
 
 
 def _is_open_mpi(mpiexec: str) -> bool:

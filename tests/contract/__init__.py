@@ -1,0 +1,1 @@
+"""What every runtime promises, whoever carries: letters in order, runs with the same bits."""
