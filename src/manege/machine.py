@@ -19,6 +19,16 @@ def cores() -> int:
     return max(1, allowed)
 
 
+def unbind() -> None:
+    """Use all cores that our parent may: a launcher that binds ranks to one each knows no better.
+
+    An agent's trainers are forked by a server that the agents of its machine share.
+    """
+    wider = os.sched_getaffinity(os.getppid())
+    if wider > os.sched_getaffinity(0):
+        os.sched_setaffinity(0, wider)
+
+
 def free_bytes() -> int:
     """Memory that could still be used, of the machine and of our control group."""
     free = 1 << 40

@@ -37,6 +37,7 @@ _ABOUT_OTHERS = ("slot", "centre", "frozen")
 def serve(world: World) -> int:
     """Carry until the job's end; the exit code that rank 0 says."""
     machine.allow_many_files()
+    machine.unbind()
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals())
         server = stack.enter_context(Server(shared_as=f"manege-{world.key}-{world.node}"))

@@ -110,7 +110,8 @@ class _Ranks:
             self._world.post(rank, binding(prepared))
         answers = [answer(self._receive, "bound", self._manner) for _ in self._load]
         said = {int(one["rank"]): Node(**one["node"]) for one in answers}
-        found = {node.number: node for node in said.values()}  # Ranks differ in when they looked.
+        # Ranks of one machine differ in when they looked.
+        found = {node.number: node for _, node in sorted(said.items())}
         self._nodes = {rank: found[node.number] for rank, node in said.items()}
         for node in found.values():
             ranks = sum(one is node for one in self._nodes.values())
