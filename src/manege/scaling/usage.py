@@ -1,0 +1,106 @@
+"""Memory and computing time of a process and all below it, from /proc."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+PROC = Path("/proc")
+_UTIME, _STIME, _START = 11, 12, 19
+"""Places in /proc/PID/stat, counted after the command's name."""
+
+
+class Usage:
+    """What has been seen of a process and those below it."""
+
+    def __init__(self, pid: int) -> None:
+        """Nothing yet: call `look` now and then."""
+        self._pid = pid
+        self._ticks: dict[tuple[int, int], int] = {}
+        """Of each process ever seen, by number and start."""
+        self._before_s = _reaped_s()
+        self.peak_bytes: int | None = None
+        """Memory of all of them at once; pages they share count once."""
+        self.most_processes = 0
+
+    def look(self) -> None:
+        """Note what they use now."""
+        pids = family(self._pid)
+        self.most_processes = max(self.most_processes, len(pids))
+        found = [pss for pss in map(_proportional_bytes, pids) if pss is not None]
+        if found:
+            self.peak_bytes = max(self.peak_bytes or 0, sum(found))
+        for pid in pids:
+            seen = _ticks(pid)
+            if seen is not None:
+                start, ticks = seen
+                self._ticks[pid, start] = ticks
+
+    def cpu_s(self) -> float:
+        """Computing time so far, at least.
+
+        Looks miss what comes after the last of them, and the kernel's account of the dead misses
+        those nobody waited for: the larger of the two is nearer the truth.
+        """
+        seen_s = sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
+        return max(seen_s, _reaped_s() - self._before_s)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    found, look = [], [pid]
+    while look:
+        found += look
+        look = [child for one in look for child in _children(one)]
+    return found
+
+
+def parse_pss(text: str) -> int | None:
+    """Bytes of /proc/PID/smaps_rollup in which a page shared by n processes counts 1/n."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[0] == "Pss:" and words[1].isdigit() and words[2] == "kB":
+            return int(words[1]) << 10
+    return None
+
+
+def parse_ticks(text: str) -> tuple[int, int] | None:
+    """When the process of /proc/PID/stat began, and its computing time, both in ticks."""
+    # The name in parentheses may hold anything, also parentheses.
+    fields = text.rpartition(")")[2].split()
+    if len(fields) <= _START or not all(fields[at].isdigit() for at in (_UTIME, _STIME, _START)):
+        return None
+    return int(fields[_START]), int(fields[_UTIME]) + int(fields[_STIME])
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in (PROC / str(pid) / "task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    except OSError:
+        pass  # It has ended.
+    return found
+
+
+def _proportional_bytes(pid: int) -> int | None:
+    text = _read(PROC / str(pid) / "smaps_rollup")
+    return None if text is None else parse_pss(text)
+
+
+def _ticks(pid: int) -> tuple[int, int] | None:
+    text = _read(PROC / str(pid) / "stat")
+    return None if text is None else parse_ticks(text)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return None
+
+
+def _reaped_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
