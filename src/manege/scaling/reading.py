@@ -41,7 +41,7 @@ def times_of(events: Iterable[Mapping[str, Any]], cells: int, name: str) -> Time
         ended = {str(one["cell"]): float(one["t"]) for one in _of(events, "cell_finished")}
         spent = {str(one["cell"]): float(one["spent_s"]) for one in _of(events, "cell_finished")}
         routines = _routines(events)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{name}: events.jsonl is not a run's ({error!r})") from None
     if not len(begun) == len(ended) == cells or begun.keys() != ended.keys():
         raise CheckpointError(

@@ -35,9 +35,9 @@ from manege.scaling.reading import read_times
 from manege.scaling.traffic import Traffic
 from manege.scaling.usage import Usage
 
-_LOOK_S = 0.2
+_LOOK_S = 0.1
 _SPARING = 20
-"""After a look, the next waits so many times as long as it took: looking must not slow the run."""
+"""Memory is weighed again after so many times as long as it took: that must not slow the run."""
 _PATIENCE_S = 60.0
 """For a run that was told to stop."""
 _CAP_BYTES = 1 << 22
@@ -60,6 +60,8 @@ class Measured:
     training_cpu_s: float
     cpu_s: float
     """Of all processes of the command."""
+    others_cores: float
+    """Kept busy by other processes on average."""
     peak_bytes: int | None
     processes: int
     routines: dict[str, float]
@@ -159,6 +161,7 @@ def _measure(unit: Unit, out: Path, runtime: str, stop: Callable[[], str | None]
         repeat=unit.repeat,
         wall_s=wall_s,
         cpu_s=usage.cpu_s(),
+        others_cores=usage.others_s() / wall_s,
         peak_bytes=usage.peak_bytes,
         processes=usage.most_processes,
         centre=_centre(run, unit.config) if unit.kind == WARM_UP else None,
@@ -200,7 +203,7 @@ def _carried_out(
 
 
 def _watched(process: subprocess.Popen[bytes], usage: Usage, stop: Callable[[], str | None]) -> int:
-    next_look = 0.0
+    weigh_at = 0.0
     while True:
         try:
             return process.wait(_LOOK_S)
@@ -208,9 +211,10 @@ def _watched(process: subprocess.Popen[bytes], usage: Usage, stop: Callable[[], 
             pass
         if stopped_by := stop():
             raise KeyboardInterrupt(stopped_by)
-        if (now := time.monotonic()) >= next_look:
-            usage.look()
-            next_look = now + _SPARING * (time.monotonic() - now)
+        usage.look()
+        if (now := time.monotonic()) >= weigh_at:
+            usage.weigh()
+            weigh_at = now + _SPARING * (time.monotonic() - now)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -14,6 +14,9 @@ from manege.scaling.traffic import Traffic
 
 Row = dict[str, Any]
 
+_NOTHING = 0.001
+"""The part of a run's rounds below which a routine is left without a speed-up."""
+
 
 class Spread(NamedTuple):
     """Mean and standard deviation of a sample; of a single value there is none."""
@@ -150,7 +153,9 @@ def profiles(runs: Sequence[Measured]) -> list[Row]:
         for routine in alone[0].routines:
             one_s = spread([run.routines[routine] for run in alone])
             many_s = spread([run.routines[routine] / run.workers for run in together])
-            shrunk = many_s.mean / one_s.mean if one_s.mean else None
+            # One worker has all its neighbours at hand: next to nothing is no time to compare with.
+            known = one_s.mean > _NOTHING * alone[0].routines["overall"]
+            shrunk = many_s.mean / one_s.mean if known else None
             rows.append(
                 {
                     "shape": shape,

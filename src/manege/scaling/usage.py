@@ -15,27 +15,31 @@ class Usage:
     """What has been seen of a process and those below it."""
 
     def __init__(self, pid: int) -> None:
-        """Nothing yet: call `look` now and then."""
+        """Nothing yet: call `look` and `weigh` now and then."""
         self._pid = pid
         self._ticks: dict[tuple[int, int], int] = {}
         """Of each process ever seen, by number and start."""
-        self._before_s = _reaped_s()
+        self._before_s, self._machine_before_s = _reaped_s(), _machine_s()
         self.peak_bytes: int | None = None
         """Memory of all of them at once; pages they share count once."""
         self.most_processes = 0
 
     def look(self) -> None:
-        """Note what they use now."""
+        """Note who there is, and their computing time."""
         pids = family(self._pid)
         self.most_processes = max(self.most_processes, len(pids))
-        found = [pss for pss in map(_proportional_bytes, pids) if pss is not None]
-        if found:
-            self.peak_bytes = max(self.peak_bytes or 0, sum(found))
         for pid in pids:
             seen = _ticks(pid)
             if seen is not None:
                 start, ticks = seen
                 self._ticks[pid, start] = ticks
+
+    def weigh(self) -> None:
+        """Note their memory: the kernel goes through all pages, which takes milliseconds each."""
+        found = [_proportional_bytes(pid) for pid in family(self._pid)]
+        known = [pss for pss in found if pss is not None]
+        if known:
+            self.peak_bytes = max(self.peak_bytes or 0, sum(known))
 
     def cpu_s(self) -> float:
         """Computing time so far, at least.
@@ -45,6 +49,10 @@ class Usage:
         """
         seen_s = sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
         return max(seen_s, _reaped_s() - self._before_s)
+
+    def others_s(self) -> float:
+        """Computing time that the machine gave to others meanwhile, at most."""
+        return max(0.0, _machine_s() - self._machine_before_s - self.cpu_s())
 
 
 def family(pid: int) -> list[int]:
@@ -72,6 +80,18 @@ def parse_ticks(text: str) -> tuple[int, int] | None:
     if len(fields) <= _START or not all(fields[at].isdigit() for at in (_UTIME, _STIME, _START)):
         return None
     return int(fields[_START]), int(fields[_UTIME]) + int(fields[_STIME])
+
+
+def parse_busy(text: str) -> int:
+    """Ticks in which the machine of /proc/stat was at work; time taken from it by its host too."""
+    name, *ticks = next(iter(text.splitlines()), "cpu").split()
+    assert name == "cpu", "the first line is that of all cores"
+    # User, nice, system, then idle and waiting for disks, then interrupts and stolen time.
+    return sum(int(one) for one in (*ticks[:3], *ticks[5:8]))
+
+
+def _machine_s() -> float:
+    return parse_busy(_read(PROC / "stat") or "cpu") / os.sysconf("SC_CLK_TCK")
 
 
 def _children(pid: int) -> list[int]:

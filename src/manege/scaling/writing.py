@@ -27,6 +27,8 @@ def write_results(results: Mapping[str, Any], out: Path) -> tuple[Path, Path, Pa
 def markdown(results: Mapping[str, Any]) -> str:
     """All tables as text, under what they were measured with."""
     parts = [f"## {_title(results)}\n", f"{_surroundings(results['machine'])}\n"]
+    others = max(run["others_cores"] for run in results["runs"])
+    parts.append(f"Other processes kept up to {others:.2f} cores busy meanwhile.\n")
     if disturbed := [run["name"] for run in results["runs"] if run["deaths"]]:
         parts.append(f"Trainers died and were replaced in {', '.join(disturbed)}.\n")
     return "\n".join([*parts, *(table.markdown() for table in tables_of(results))])
@@ -62,7 +64,7 @@ def _draw_weak(axes: Any, results: Mapping[str, Any]) -> None:
         label="measured",
     )  # fmt: skip
     axes.axhline(times[0], color=_GREY, linestyle="--", label="ideal")
-    axes.set_ylim(0, max([*times, times[0]]) * 1.25)
+    axes.set_ylim(0, 1.25 * max(row["slowest_s"] + (row["slowest_s_sd"] or 0) for row in rows))
     _whole(axes, counts)
     axes.set(xlabel="workers", ylabel="slowest, seconds", title="Weak scaling: equal work each")
     axes.legend(loc="lower left")
@@ -76,15 +78,13 @@ def _draw_strong(axes: Any, results: Mapping[str, Any]) -> None:
         color=_BLUE, capsize=4, label=f"{workers} workers against one",
     )  # fmt: skip
     axes.axhline(workers, color=_GREY, linestyle="--", label="ideal")
-    for place, row in zip(places, rows, strict=True):
-        seconds = f"{row['one_worker_s']:.1f} s → {row['workers_s']:.1f} s"
-        axes.annotate(
-            seconds, (place, row["speedup"]), (0, -18), textcoords="offset points", ha="center"
-        )
-    axes.set_xticks(list(places), [row["shape"] for row in rows])
+    seconds = [f"{row['one_worker_s']:.1f} s → {row['workers_s']:.1f} s" for row in rows]
+    names = [f"{row['shape']}\n{took}" for row, took in zip(rows, seconds, strict=True)]
+    axes.set_xticks(list(places), names)
     axes.set_xlim(-0.6, len(rows) - 0.4)
-    axes.set_ylim(0, max([workers, *(row["speedup"] for row in rows)]) * 1.2)
-    axes.set(xlabel="shape", ylabel="speed-up", title="Strong scaling: the same work")
+    highest = [row["speedup"] + (row["speedup_sd"] or 0) for row in rows]
+    axes.set_ylim(0, 1.2 * max(workers, *highest))
+    axes.set(ylabel="speed-up", title="Strong scaling: the same work")
     axes.legend(loc="lower left")
 
 
