@@ -63,7 +63,12 @@ def scaling(
             help="Grids of strong scaling, with --method cellular.", show_default="2x2,3x3,4x4"
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every run.")] = 20,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Rounds of every run.", show_default="10 of a grid, 50 of classes"
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 3,
     data: Annotated[str, typer.Option(help="As of `manege train`.")] = "digits",
     preset: Annotated[
@@ -104,7 +109,7 @@ def scaling(
         runtime=runtime.value,
         workers=workers or max(2, machine.cores()),
         grids=_grids(grids, method),
-        rounds=rounds,
+        rounds=rounds or (10 if method is Scaled.CELLULAR else 50),
         repeats=repeats,
         data=data,
         data_root=data_root,

@@ -7,12 +7,12 @@ torus three rows high, where every cell hears four others whatever the number of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from manege.config import Method, RunConfig, resolve
-from manege.data import open_dataset
+from manege.config import Method, RunConfig, amended, resolve
+from manege.data import Split, open_dataset
 from manege.errors import ConfigError
 
 Grid = tuple[int, int]
@@ -89,13 +89,10 @@ def plan_of(settings: Settings) -> tuple[Unit, ...]:
     kinds = list(_on_grids(settings) if on_grid else _on_classes(settings))
     first = min((unit for unit in kinds if unit.kind == STRONG), key=lambda unit: unit.cells)
     # It makes the feature network and the decoded pictures, so that no measured run has to.
-    warm_up = Unit(
-        WARM_UP, first.shape, first.cells, 1, 1, first.config.model_copy(update={"rounds": 1})
-    )
+    shortest = amended(first.config, {"rounds": 1})
+    warm_up = replace(first, kind=WARM_UP, workers=1, config=shortest)
     repeated = [
-        Unit(unit.kind, unit.shape, unit.cells, unit.workers, repeat, unit.config)
-        for repeat in range(1, settings.repeats + 1)
-        for unit in kinds
+        replace(unit, repeat=repeat) for repeat in range(1, settings.repeats + 1) for unit in kinds
     ]
     return (warm_up, *repeated)
 
@@ -130,17 +127,11 @@ def _on_classes(settings: Settings) -> Iterator[Unit]:
             f"{settings.data} has {len(data.labels)}; ask for at most {len(data.labels)}"
         )
     # Equal work: as many pictures of each class as the smallest has.
-    limit = min(len_ for len_ in (_train_pictures(data, label) for label in data.labels))
+    limit = min(len(data.names(label, Split.TRAIN)) for label in data.labels)
     for count in worker_counts(settings.workers):
         yield _classes(settings, WEAK, data.labels[:count], limit, count)
     for count in (1, settings.workers):
         yield _classes(settings, STRONG, data.labels, limit, count)
-
-
-def _train_pictures(data: Any, label: str) -> int:
-    from manege.data import Split
-
-    return len(data.names(label, Split.TRAIN))
 
 
 def _classes(

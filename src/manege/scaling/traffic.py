@@ -29,7 +29,8 @@ MEMORY = 1 << 30
 _ROUNDS = 3
 _SLOTS_PER_CELL = 5
 """Its own, and its mirrors at four neighbours."""
-_FILES_PER_SLOT = 4
+_FILES_PER_CELL = 4 + 4 * 2
+"""Its slot is open with its trainer and with its rank, a mirror once, and each is mapped too."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def shortened(centre: Lengths, cells: int) -> Lengths:
 def check_files(grids: Sequence[tuple[int, int]] = GRIDS) -> None:
     """Nothing; MachineError when so many slots cannot be open at once."""
     machine.allow_many_files()
-    needed = _FILES_PER_SLOT * _SLOTS_PER_CELL * max(rows * columns for rows, columns in grids)
+    needed = _FILES_PER_CELL * max(rows * columns for rows, columns in grids)
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != resource.RLIM_INFINITY and allowed < needed:
         raise MachineError(
