@@ -41,14 +41,11 @@ def plot(results: Mapping[str, Any]) -> bytes:
 
     drawn = [_draw_weak, _draw_strong, _draw_profile]
     drawn += [_draw_traffic] if results["traffic"] else []
-    rows = (len(drawn) + 1) // 2
-    figure = Figure(figsize=(11, 4.4 * rows), layout="constrained")
+    rows, columns = (2, 2) if len(drawn) == 4 else (1, 3)
+    figure = Figure(figsize=(5.5 * columns, 4.4 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    places = figure.subplots(rows, 2).flat
-    for draw, axes in zip(drawn, places, strict=False):
+    for draw, axes in zip(drawn, figure.subplots(rows, columns).flat, strict=True):
         draw(axes, results)
-    for axes in list(figure.axes)[len(drawn) :]:
-        axes.set_axis_off()
     machine = results["machine"]
     figure.suptitle(f"{_title(results)}\n{machine['cpu']}, {machine['cores']} cores", fontsize=11)
     buffer = io.BytesIO()
