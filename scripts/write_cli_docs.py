@@ -25,6 +25,8 @@ COMMANDS = (
     ("data",),
     ("data", "list"),
     ("data", "check"),
+    ("bench",),
+    ("bench", "scaling"),
 )
 
 

@@ -1,0 +1,283 @@
+"""The measured runs: one command after the other, watched from outside, each kept once it is whole.
+
+A run that was broken off is begun again: a time in two parts is no time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from manege.config import RunConfig, resolve, to_yaml
+from manege.errors import (
+    EXIT_FAILED_CELL,
+    EXIT_FINE,
+    EXIT_STOPPED,
+    CheckpointError,
+    MachineError,
+    ManegeError,
+)
+from manege.files import make_folder, read_capped, write_atomic
+from manege.rundir import RunDir
+from manege.runtime.slots import Lengths, lengths_of
+from manege.scaling import traffic
+from manege.scaling.plan import WARM_UP, Unit
+from manege.scaling.reading import read_times
+from manege.scaling.traffic import Traffic
+from manege.scaling.usage import Usage
+
+_LOOK_S = 0.1
+_SPARING = 20
+"""Memory is weighed again after so many times as long as it took: that must not slow the run."""
+_PATIENCE_S = 60.0
+"""For a run that was told to stop."""
+_CAP_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run, seen from inside and from outside."""
+
+    name: str
+    kind: str
+    shape: str
+    cells: int
+    workers: int
+    repeat: int
+    wall_s: float
+    """Of the whole command, its start and its end included."""
+    span_s: float
+    slowest_s: float
+    training_cpu_s: float
+    cpu_s: float
+    """Of all processes of the command."""
+    others_cores: float
+    """Kept busy by other processes on average."""
+    peak_bytes: int | None
+    processes: int
+    routines: dict[str, float]
+    deaths: int
+    moves: int
+    centre: list[list[Any]] | None
+    """Types and lengths of a cell's centre; only of a grid's warm-up."""
+
+    @property
+    def utilisation(self) -> float:
+        """The part of the workers' time in which their cells computed."""
+        return self.training_cpu_s / (self.span_s * self.workers)
+
+    @property
+    def cores(self) -> float:
+        """Kept busy on average, start and end included."""
+        return self.cpu_s / self.wall_s
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the measuring has come."""
+
+    done: int
+    total: int
+    left_s: float | None
+    """None before there is anything to judge by."""
+    latest: str
+
+
+def measure_all(
+    units: Sequence[Unit],
+    out: Path,
+    *,
+    runtime: str,
+    tell: Callable[[Progress], None],
+    stop: Callable[[], str | None],
+) -> tuple[list[Measured], list[Traffic]]:
+    """All runs but the warm-up, and grids' traffic; KeyboardInterrupt when stopped.
+
+    What a folder holds already is not measured again.
+    """
+    found = {unit.name: kept for unit in units if (kept := _kept(out, unit.name)) is not None}
+    cost, took_s = 0.0, 0.0
+    for unit in units:
+        if unit.name in found:
+            continue
+        began = time.monotonic()
+        found[unit.name] = _measure(unit, out, runtime, stop)
+        write_atomic(_place(out, unit.name), _spelled(asdict(found[unit.name])))
+        if unit.kind != WARM_UP:
+            cost, took_s = cost + unit.cost, took_s + time.monotonic() - began
+        left = sum(one.cost for one in units if one.name not in found)
+        left_s = took_s / cost * left if cost else None
+        tell(Progress(len(found), len(units), left_s, unit.name))
+    warm_up = next(found[unit.name] for unit in units if unit.kind == WARM_UP)
+    others = [found[unit.name] for unit in units if unit.kind != WARM_UP]
+    return others, _traffic(warm_up, out, stop)
+
+
+def _traffic(warm_up: Measured, out: Path, stop: Callable[[], str | None]) -> list[Traffic]:
+    """Of a grid's centres, the larger the grid the later."""
+    if warm_up.centre is None:
+        return []
+    path = _place(out, "traffic")
+    if path.exists():
+        return [Traffic(**one) for one in _read(path)["grids"]]
+    own: Lengths = tuple((str(kind), int(length)) for kind, length in warm_up.centre)
+    centre = traffic.shortened(own, max(rows * columns for rows, columns in traffic.GRIDS))
+    found = []
+    for grid in traffic.GRIDS:
+        if stopped_by := stop():
+            raise KeyboardInterrupt(stopped_by)
+        found.append(traffic.measure_traffic(centre, grid))
+    write_atomic(path, _spelled({"grids": [asdict(one) for one in found]}))
+    return found
+
+
+def _measure(unit: Unit, out: Path, runtime: str, stop: Callable[[], str | None]) -> Measured:
+    run, log = out / "runs" / unit.name, out / "logs" / f"{unit.name}.log"
+    for folder in (run.parent, log.parent, _place(out, unit.name).parent):
+        make_folder(folder)
+    shutil.rmtree(run, ignore_errors=True)
+    config = log.with_suffix(".yaml")
+    write_atomic(config, to_yaml(unit.config).encode())
+    command = _command(unit, config, run, runtime)
+    code, wall_s, usage = _carried_out(command, log, stop)
+    if code != EXIT_FINE:
+        raise _failure(unit, code, log)
+    times = read_times(run, unit.cells)
+    found = Measured(
+        name=unit.name,
+        kind=unit.kind,
+        shape=unit.shape,
+        cells=unit.cells,
+        workers=unit.workers,
+        repeat=unit.repeat,
+        wall_s=wall_s,
+        cpu_s=usage.cpu_s(),
+        others_cores=usage.others_s() / wall_s,
+        peak_bytes=usage.peak_bytes,
+        processes=usage.most_processes,
+        centre=_centre(run, unit.config) if unit.kind == WARM_UP else None,
+        **asdict(times),
+    )
+    shutil.rmtree(run)
+    return found
+
+
+def _command(unit: Unit, config: Path, run: Path, runtime: str) -> list[str]:
+    own = [sys.executable, "-m", "manege", "train", unit.config.data.source]
+    own += ["--config", str(config), "--out", str(run), "--workers", str(unit.workers)]
+    if runtime == "mpi":
+        return [*own, "--launch", "mpiexec", "-n", str(unit.workers + 1)]
+    return [*own, "--runtime", runtime]
+
+
+def _carried_out(
+    command: Sequence[str], log: Path, stop: Callable[[], str | None]
+) -> tuple[int, float, Usage]:
+    """Exit code, seconds, and what the processes used."""
+    began = time.monotonic()
+    with log.open("wb") as file:
+        # A group of its own: Ctrl-C reaches the bench alone, which then ends its run.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        usage = Usage(process.pid)
+        try:
+            code = _watched(process, usage, stop)
+        finally:
+            _end(process)
+    return code, time.monotonic() - began, usage
+
+
+def _watched(process: subprocess.Popen[bytes], usage: Usage, stop: Callable[[], str | None]) -> int:
+    weigh_at = 0.0
+    while True:
+        try:
+            return process.wait(_LOOK_S)
+        except subprocess.TimeoutExpired:
+            pass
+        if stopped_by := stop():
+            raise KeyboardInterrupt(stopped_by)
+        usage.look()
+        if (now := time.monotonic()) >= weigh_at:
+            usage.weigh()
+            weigh_at = now + _SPARING * (time.monotonic() - now)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The run is over, whatever it was at."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_PATIENCE_S)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+
+
+def _failure(unit: Unit, code: int, log: Path) -> BaseException:
+    """Why a run ended badly, by its own last words."""
+    if code == EXIT_STOPPED:
+        return KeyboardInterrupt(unit.name)
+    lines = log.read_text(errors="replace").strip().splitlines()
+    last = lines[-1].removeprefix("manege: ") if lines else "no output"
+    if code < 0:
+        return MachineError(f"{unit.name}: killed by {signal.Signals(-code).name} (log: {log})")
+    error = ManegeError(f"{unit.name}: {last} (log: {log})")
+    error.exit_code = code or EXIT_FAILED_CELL
+    return error
+
+
+def _centre(run: Path, config: RunConfig) -> list[list[Any]] | None:
+    """What a grid's cells show each other, from a cell's last commit."""
+    if config.cellular is None:
+        return None
+    rundir = RunDir.open(run)
+    # The run's own configuration: the data have decided some of it.
+    identity = resolve(file=run / "config.yaml").identity()
+    found = rundir.load(rundir.cells()[0], identity=identity)
+    assert found is not None, "a run that is finished has commits"
+    names = ("generator 0", "discriminator 0", "centre moments")
+    return [list(one) for one in lengths_of([found.tensors[name] for name in names])]
+
+
+def _place(out: Path, name: str) -> Path:
+    return out / "measured" / f"{name}.json"
+
+
+def _kept(out: Path, name: str) -> Measured | None:
+    path = _place(out, name)
+    if not path.exists():
+        return None
+    try:
+        return Measured(**_read(path))
+    except TypeError as error:
+        raise CheckpointError(f"{path}: damaged ({error}); delete it and try again") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(read_capped(path, _CAP_BYTES))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: damaged ({error}); delete it and try again") from None
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{path}: damaged (no object); delete it and try again")
+    return tree
+
+
+def _spelled(tree: dict[str, Any]) -> bytes:
+    return json.dumps(tree, indent=1, allow_nan=False).encode()

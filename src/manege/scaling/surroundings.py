@@ -1,0 +1,64 @@
+"""The machine and the versions that numbers were measured with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from manege import machine
+from manege.errors import MachineError
+from manege.version import __version__
+
+_PACKAGES = ("torch", "numpy", "mpi4py")
+
+
+def surroundings(runtime: str) -> dict[str, Any]:
+    """What must be the same for numbers to be comparable; MachineError when MPI is missing."""
+    found: dict[str, Any] = {
+        "cpu": _cpu(),
+        "cores": machine.cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "manege": __version__,
+        "python": platform.python_version(),
+        **{name: version for name in _PACKAGES if (version := _version(name)) is not None},
+    }
+    if runtime == "mpi":
+        found["mpi"] = _mpi()
+    return found
+
+
+def _cpu() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _mpi() -> str:
+    """What mpiexec says it is."""
+    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    mpiexec = shutil.which("mpiexec", path=beside)
+    if mpiexec is None or _version("mpi4py") is None:
+        missing = "mpiexec" if mpiexec is None else "mpi4py"
+        raise MachineError(
+            f"--runtime mpi: there is no {missing}; install it: pip install 'manege[mpi]'"
+        )
+    told = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False)
+    return next(iter((told.stdout or told.stderr).splitlines()), "unknown").strip()
