@@ -38,7 +38,7 @@ from manege.profile import profile
 from manege.rundir import RunDir
 
 CLASSES = ("3", "8")
-COMMON = ("--sheet-every", "100000", "--checkpoint-every", "10m")
+COMMON = ("--sheet-every", "100000", "--checkpoint-every")
 
 
 def main() -> None:
@@ -53,16 +53,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MANEGE_CACHE"] = f"{folder}/cache"
         found["classes"] = classes(Path(folder), args.rounds, args.repeats)
-        found["grid"] = grid(Path(folder), args.rounds, args.repeats)
+        found["grid"] = grid(Path(folder), args.rounds // 4, args.repeats)
         found["deaths"] = deaths(Path(folder), args.kills)
     print(f"{cpu()}, {len(os.sched_getaffinity(0))} cores; medians of {args.repeats}")
     apart = found["classes"]["two commands"]
     print(f"two classes, {args.rounds} rounds each, wall seconds from the first step to the last")
     for way, seconds in found["classes"].items():
         print(f"  {way:24}{seconds:8.2f}{seconds / apart:8.2f} of two commands")
-    print(f"2x2, {args.rounds} rounds")
+    print(f"2x2, {args.rounds // 4} rounds")
     for way, (seconds, share) in found["grid"].items():
-        print(f"  {way:24}{seconds:8.2f}   gather {share:.1%}")
+        print(f"  {way:24}{seconds:8.2f}   gather {share:.2%}")
     for what, times in found["deaths"].items():
         low, middle, high = min(times), statistics.median(times), max(times)
         print(f"  a trainer killed, {what}: {middle:.3f} s ({low:.3f} to {high:.3f}), {len(times)}")
@@ -84,12 +84,13 @@ def classes(folder: Path, rounds: int, repeats: int) -> dict[str, float]:
         for number, (way, commands) in enumerate(ways.items()):
             paths = [folder / f"c{repeat}-{number}-{one}" for one in range(len(commands))]
             running = [
-                _start("digits", "--rounds", str(rounds), *command, "--out", str(path))
+                start("digits", "--rounds", str(rounds), *command, "--out", str(path))
                 for command, path in zip(commands, paths, strict=True)
             ]
             for process in running:
-                _end(process)
-            taken[way].append(_span(paths))
+                ended(process)
+            taken[way].append(span(paths))
+            print(f"  {way}: {taken[way][-1]:.2f} s", file=sys.stderr)
     return {way: statistics.median(times) for way, times in taken.items()}
 
 
@@ -99,11 +100,12 @@ def grid(folder: Path, rounds: int, repeats: int) -> dict[str, tuple[float, floa
     for repeat in range(repeats):
         for workers, way in enumerate(taken, 1):
             path = folder / f"g{repeat}-{workers}"
-            _end(_start(*_grid(rounds), "--workers", str(workers), "--out", str(path)))
+            ended(start(*grid_args(rounds), "--workers", str(workers), "--out", str(path)))
             found = profile(RunDir.open(path).events())
             assert found is not None
             share = found.seconds["gather"] / found.seconds["overall"]
-            taken[way].append((_span([path]), share))
+            taken[way].append((span([path]), share))
+            print(f"  2x2, {way}: {taken[way][-1][0]:.2f} s", file=sys.stderr)
     return {
         way: tuple(map(statistics.median, zip(*all_, strict=True))) for way, all_ in taken.items()
     }
@@ -112,15 +114,15 @@ def grid(folder: Path, rounds: int, repeats: int) -> dict[str, tuple[float, floa
 def deaths(folder: Path, kills: int) -> dict[str, list[float]]:
     """Seconds from a kill until it is seen, and until all its cells have opened elsewhere."""
     path, rng = folder / "killed", random.Random(1)
-    process = _start(*_grid(10_000), "--workers", "2", "--out", str(path))
+    process = start(*grid_args(10_000), "--workers", "2", "--out", str(path), every="2s")
     killed: list[float] = []
     while len(killed) < kills:
         time.sleep(2.0)
-        if not path.exists() or len(_of(path, "trainer_died")) < len(killed):
+        if not path.exists() or len(of(path, "trainer_died")) < len(killed):
             continue
-        servers = _children(process.pid)
-        trainers = _children(servers[0]) if servers else []
-        if len(trainers) == 2 and _of(path, "commit"):
+        servers = children(process.pid)
+        trainers = children(servers[0]) if servers else []
+        if len(trainers) == 2 and of(path, "commit"):
             killed.append(time.time())
             os.kill(rng.choice(trainers), signal.SIGKILL)
     time.sleep(2.0)
@@ -147,39 +149,44 @@ def deaths(folder: Path, kills: int) -> dict[str, list[float]]:
     return {"seen": seen, "back": back}
 
 
-def _grid(rounds: int) -> tuple[str, ...]:
+def grid_args(rounds: int) -> tuple[str, ...]:
+    """A grid whose rounds take a second or so."""
     return (
         *("digits", "--method", "cellular", "--grid", "2x2", "--rounds", str(rounds)),
         *("--set", "training.batches_per_round=60", "--set", "networks.hidden=256"),
     )
 
 
-def _start(*args: str) -> subprocess.Popen[bytes]:
+def start(*args: str, every: str = "10m") -> subprocess.Popen[bytes]:
+    """A command under way."""
     return subprocess.Popen(
-        [sys.executable, "-m", "manege", "train", *args, *COMMON],
+        [sys.executable, "-m", "manege", "train", *args, *COMMON, every],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait for it."""
     if process.wait():
         raise SystemExit(f"a command ended with {process.returncode}")
 
 
-def _of(path: Path, kind: str) -> list[dict[str, Any]]:
+def of(path: Path, kind: str) -> list[dict[str, Any]]:
+    """A run's events of one kind, so far."""
     if not (path / "events.jsonl").exists():
         return []
     return [event for event in RunDir.open(path).events() if event["event"] == kind]
 
 
-def _span(paths: list[Path]) -> float:
+def span(paths: list[Path]) -> float:
     """Seconds from the first cell's start to the last one's end."""
-    begun = min(event["t"] for path in paths for event in _of(path, "cell_started"))
-    return float(max(event["t"] for path in paths for event in _of(path, "cell_finished")) - begun)
+    begun = min(event["t"] for path in paths for event in of(path, "cell_started"))
+    return float(max(event["t"] for path in paths for event in of(path, "cell_finished")) - begun)
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """A process's own."""
     try:
         return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):

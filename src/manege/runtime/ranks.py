@@ -55,7 +55,7 @@ class Node(NamedTuple):
         gpus = f", {self.devices} GPUs" if self.devices else ""
         return (
             f"node {self.name}: {self.cores} cores, {self.bytes / (1 << 30):.0f} GB free{gpus}, "
-            f"{ranks} worker ranks"
+            f"{ranks} worker rank{'s' if ranks > 1 else ''}"
         )
 
 
