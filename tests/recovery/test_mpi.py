@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -141,7 +143,7 @@ def test_any_number_of_ranks_gives_the_bits_of_one_process(method, ranks, wanted
 
 
 def test_a_dead_trainers_and_a_lost_ranks_cells_go_to_others(wanted, tmp_path):
-    """The latter only where MPI outlives it."""
+    """The latter only where MPI outlives it; the server that it had started goes on for others."""
     path = tmp_path / "run"
     job = Job(3, "train", *GRID, "--out", path, options=("--with-ft", "ulfm"))
     _until(lambda: len(_events(path, "commit")) > 4, "commits")
@@ -149,13 +151,69 @@ def test_a_dead_trainers_and_a_lost_ranks_cells_go_to_others(wanted, tmp_path):
     _until(lambda: _events(path, "trainer_died"), "death")
     known = len(_events(path, "commit"))
     _until(lambda: len(_events(path, "commit")) > known + 2, "commits after it")
-    os.kill(_rank(job, 2), signal.SIGKILL)
+    family = job.family()
+    assert sum(map(_is_server, family)) == 3, "one server and two trainers"
+    os.kill(_rank(job, 1), signal.SIGKILL)
     code, _, err = job.end()
     assert code == 0, err
-    assert "rank 2 is lost; 1 worker ranks are left" in err
+    assert "rank 1 is lost; 1 worker ranks are left" in err
     deaths = [event["how"] for event in _events(path, "trainer_died")]
-    assert deaths == ["killed by SIGKILL", "rank 2 was lost"]
+    assert deaths == ["killed by SIGKILL", "rank 1 was lost"]
     assert state_of(path) == wanted("grid")
+    _until(lambda: not any(map(_lives, family)), "end of all processes", 10.0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_killed_or_hung_the_bits_are_the_same(seed, tmp_path):
+    """Trainers, their server, worker ranks: six faults a run."""
+    rng, path, args = random.Random(seed), tmp_path / "run", list(GRID)
+    args[args.index("--rounds") + 1] = "60"
+    done = run_here("train", *args, "--runtime", "inline", "--out", "wanted", cwd=tmp_path)
+    assert done.code == 0, done.err
+    job = Job(5, "train", *args, "--out", path, options=("--with-ft", "ulfm"))
+    lost = rng.sample((1, 2, 3, 4), 2)
+    faults = ["kill", "kill", "hang", "server", "rank", "rank"]
+    rng.shuffle(faults)
+    struck = []
+    for fault in faults:
+        known = len(_events(path, "round"))
+        _until(lambda known=known: len(_events(path, "round")) > known + 3, "rounds")
+        time.sleep(rng.random())
+        pids = {
+            "rank": lambda: [_rank(job, lost.pop())],
+            "server": lambda: [pid for pid in _servers(job) if _children(pid)],
+        }.get(fault, lambda: _of_servers(job))()
+        if job.process.poll() is None and pids:
+            struck.append(fault)
+            os.kill(rng.choice(pids), signal.SIGSTOP if fault == "hang" else signal.SIGKILL)
+    code, _, err = job.end()
+    sys.stdout.write(f"{struck}\n")
+    assert code == 0, err
+    assert state_of(path) == state_of(tmp_path / "wanted")
+
+
+def _servers(job: Job) -> list[int]:
+    """Also one whose agent is lost, which is nobody's child any more."""
+    ranks = {_key_of(pid) for pid in job.family()}
+    return [
+        pid
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))  # noqa: PTH208
+        if _is_server(pid) and _key_of(pid) in ranks
+    ]
+
+
+def _of_servers(job: Job) -> list[int]:
+    return [trainer for server in _servers(job) for trainer in _children(server)]
+
+
+def _key_of(pid: int) -> bytes | None:
+    """What processes of one job have in common."""
+    with contextlib.suppress(OSError):
+        for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if word.startswith(b"PMIX_NAMESPACE="):
+                return word
+    return None
 
 
 def test_a_job_that_is_killed_or_stopped_is_resumed_by_any_runtime(wanted, tmp_path):
