@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tests.recovery.forker import state_of
 
 from .command import Done, run_here, run_process
