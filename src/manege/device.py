@@ -1,13 +1,17 @@
 """The one place that knows about devices, threads and the process's memory.
 
-Owns what torch is told about the machine; everything else takes a `torch.device`.
+Owns what torch is told about the machine; everything else takes a `torch.device`, or `Devices`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count as counted
+from typing import NamedTuple
 
 import torch
 
@@ -17,23 +21,109 @@ _KEEP_BYTES = 1 << 30
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def resolve(name: str) -> torch.device:
-    """The device of `auto | cpu | cuda | cuda:N`; auto is the first GPU where there is one."""
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
+_COUNT = struct.Struct("i")
+
+
+class Devices(NamedTuple):
+    """Where a cell's two networks live."""
+
+    generator: torch.device
+    discriminator: torch.device
+
+
+CPU = Devices(torch.device("cpu"), torch.device("cpu"))
+
+
+def both(on: torch.device | Devices) -> Devices:
+    """One device for both networks, unless each has its own."""
+    return on if isinstance(on, Devices) else Devices(on, on)
+
+
+def place(name: str, seat: int, gpus: int) -> Devices:
+    """The devices of a trainer's cells, among so many GPUs of its machine.
+
+    Args:
+        name: `auto | cpu | cuda | cuda:N`, or two of them joined by `+`: the generator's and the
+            discriminator's. Auto is a GPU where there is one.
+        seat: the trainer's number on its machine. Those without a number get the next GPUs that no
+            earlier seat has, and the first again when all are taken.
+        gpus: how many there are.
+    """
+    parts = ["cuda" if part == "auto" and gpus else part for part in name.split("+")]
+    for part in parts:
+        _check(name, part, gpus)
+    free = counted(seat * parts.count("cuda"))
+    found = [_numbered(part, free, gpus) for part in parts]
+    return Devices(found[0], found[-1])
+
+
+def _check(name: str, part: str, gpus: int) -> None:
+    """Nothing; MachineError when there is no such GPU."""
+    if part in ("auto", "cpu"):
+        return
+    if not gpus:
         raise MachineError(
             f"--device {name}: torch {torch.__version__} sees no CUDA device here; "
             "use --device cpu, or install a CUDA build of torch"
         )
-    device = torch.device("cuda" if name == "auto" else name)
-    count = torch.cuda.device_count()
-    if (device.index or 0) >= count:
+    if part != "cuda" and _number(part) >= gpus:
         raise MachineError(
-            f"--device {name}: found {count} CUDA device(s), numbered from 0; "
-            f"use one of cuda:0 … cuda:{count - 1}"
+            f"--device {name}: found {gpus} CUDA device(s), numbered from 0; "
+            f"use one of cuda:0 … cuda:{gpus - 1}"
         )
-    return device
+
+
+def _numbered(part: str, free: Iterator[int], gpus: int) -> torch.device:
+    if part in ("auto", "cpu"):
+        return torch.device("cpu")
+    return torch.device("cuda", next(free) % gpus if part == "cuda" else _number(part))
+
+
+def _number(part: str) -> int:
+    return int(part.removeprefix("cuda:"))
+
+
+def resolve(name: str) -> torch.device:
+    """The device of `auto | cpu | cuda | cuda:N` for a process that is alone."""
+    return place(name, 0, gpus_for(name)).generator
+
+
+def wants_gpus(name: str) -> bool:
+    """Whether a GPU would be used, if there is one."""
+    return any(part != "cpu" for part in name.split("+"))
+
+
+def gpus_for(name: str) -> int:
+    """How many GPUs torch can use here, or 0 when none would be; may start CUDA."""
+    if not wants_gpus(name) or not torch.cuda.is_available():
+        return 0
+    return torch.cuda.device_count()
+
+
+def gpus_apart(name: str) -> int:
+    """The same, counted by a child: whoever has started CUDA cannot fork children that use it."""
+    if not wants_gpus(name):
+        return 0
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, _COUNT.pack(gpus_for(name)))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as answer:  # noqa: PTH123 - a descriptor has no path.
+        told = answer.read()
+    os.waitpid(pid, 0)
+    return int(_COUNT.unpack(told)[0]) if told else 0
+
+
+def enter(devices: Devices) -> None:
+    """Let a process that has one cell's devices for itself touch no other GPU."""
+    for one in devices:
+        if one.type == "cuda":
+            torch.cuda.set_device(one)
+            return
 
 
 @contextmanager

@@ -38,8 +38,8 @@ class Arena:
 
         Args:
             judge: a pair of the same layout, to be overwritten with each record in turn.
-            reals: N pictures in [-1, 1].
-            z_NZ: the latents.
+            reals: N pictures in [-1, 1], where the judge's discriminator is.
+            z_NZ: the latents, where its generator is.
             generators: records.
             discriminators: records.
         """
@@ -78,7 +78,8 @@ class Arena:
         generator = self._judge.generator
         generator.load(record)
         generator.network.eval()
-        return torch.cat([generator.network(z_BZ) for z_BZ in self._z_NZ.split(_CHUNK)])
+        drawn = torch.cat([generator.network(z_BZ) for z_BZ in self._z_NZ.split(_CHUNK)])
+        return drawn.to(self._reals.device)
 
     @torch.no_grad()
     def _logits(self, record: np.ndarray, sets: Sequence[Tensor]) -> list[Tensor]:

@@ -20,6 +20,7 @@ from manege.cell.individual import Individual
 from manege.cell.score import Best, Judgement, Weights
 from manege.cell.step import Pair
 from manege.config import RunConfig, SpectralConstraint, Training, stream
+from manege.device import Devices, both
 from manege.models import (
     Generator,
     PictureShape,
@@ -221,21 +222,26 @@ class CellState:
 
 
 def new_state(
-    config: RunConfig, cell: str, shape: PictureShape, device: torch.device, num_labels: int = 0
+    config: RunConfig,
+    cell: str,
+    shape: PictureShape,
+    on: torch.device | Devices,
+    num_labels: int = 0,
 ) -> CellState:
     """Centre 0 of a cell, a function of the seed and the cell's key."""
     pair = new_pair(
         config.networks,
         shape,
         config.training,
-        device,
+        on,
         stream(config.seed, cell=cell, purpose="init generator"),
         stream(config.seed, cell=cell, purpose="init discriminator"),
         num_labels,
     )
     return CellState(
         pair,
-        loss_sums=torch.zeros(2, dtype=torch.float64, device=device),
+        # Both losses come from the discriminator.
+        loss_sums=torch.zeros(2, dtype=torch.float64, device=both(on).discriminator),
         ema=pair.generator.body.clone() if config.training.ema else None,
     )
 
@@ -251,16 +257,17 @@ def new_pair(
     spec: Spec,
     shape: PictureShape,
     training: Training,
-    device: torch.device,
+    on: torch.device | Devices,
     generator_rng: np.random.Generator,
     discriminator_rng: np.random.Generator,
     num_labels: int = 0,
 ) -> Pair:
-    """An untrained pair."""
-    generator = Individual(build_generator(spec, shape, num_labels), device)
+    """An untrained pair, on one device or each network on its own."""
+    devices = both(on)
+    generator = Individual(build_generator(spec, shape, num_labels), devices.generator)
     spectral = isinstance(training.constraint, SpectralConstraint)
     discriminator = Individual(
-        build_discriminator(spec, shape, num_labels, spectral=spectral), device
+        build_discriminator(spec, shape, num_labels, spectral=spectral), devices.discriminator
     )
     initialise(generator.network, generator_rng)
     initialise(discriminator.network, discriminator_rng)

@@ -1,6 +1,9 @@
 """One training step of a generator/discriminator pair: the mathematics, written once.
 
-All randomness comes in as `Noise`. Nothing is read back from the device here.
+All randomness comes in as `Noise`. Nothing is read back from a device here.
+
+The two networks may live on different devices. Latents are where the generator is, everything else
+where the discriminator is; labels and fakes are sent over, which does nothing on a single device.
 """
 
 from __future__ import annotations
@@ -116,7 +119,7 @@ def draw_noise(
     shape: PictureShape | None = None,
 ) -> Noise:
     """The noise of one update, from the cell's own streams; `augment` is the chance of a change."""
-    device = pair.generator.record.device
+    device = pair.discriminator.record.device
     width = (batch, pair.generator.network.latent)
     z_BZ = torch.from_numpy(streams.latents.standard_normal(width, dtype=np.float32))
     factors = [
@@ -129,7 +132,8 @@ def draw_noise(
         drawn = [draw_changes(streams.changes, batch, shape.size, augment) for _ in range(2)]
         changes = [Changes(*(tensor.to(device) for tensor in one)) for one in drawn]
     ready = [None if one is None else torch.from_numpy(one).to(device) for one in (*factors, mix_B)]
-    return Noise(z_BZ.to(device), ready[0], ready[1], ready[2], changes[0], changes[1])
+    z_BZ = z_BZ.to(pair.generator.record.device)
+    return Noise(z_BZ, ready[0], ready[1], ready[2], changes[0], changes[1])
 
 
 def _dropout_factors(
@@ -179,11 +183,18 @@ def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Train
 
 
 def _draw(network: Generator, z_BZ: Tensor, batch: Batch) -> Tensor:
-    """Pictures beside those of a batch, without a gradient."""
+    """Pictures beside those of a batch."""
+    drawn: Tensor
     if network.chain is None:
-        drawn: Tensor = network(z_BZ, batch.labels_B)
-        return drawn
-    return network.chain.forward(z_BZ)[-1].view_as(batch.pictures)
+        drawn = network(z_BZ, _beside(z_BZ, batch.labels_B))
+    else:
+        drawn = network.chain.forward(z_BZ)[-1].view_as(batch.pictures)
+    return drawn.to(batch.pictures.device)
+
+
+def _beside(z_BZ: Tensor, labels_B: Tensor | None) -> Tensor | None:
+    """Labels on the latents' device."""
+    return None if labels_B is None else labels_B.to(z_BZ.device)
 
 
 def _discriminate(
@@ -274,7 +285,8 @@ def _generate(
     # The discriminator passes the gradient on but learns nothing: its weights want none.
     pair.discriminator.network.requires_grad_(requires_grad=False)
     labels_B = batch.labels_B
-    fakes = _augmented(pair.generator.network(noise.z_BZ, labels_B), noise.fake_changes)
+    drawn = pair.generator.network(noise.z_BZ, _beside(noise.z_BZ, labels_B))
+    fakes = _augmented(drawn.to(batch.pictures.device), noise.fake_changes)
     fake_B = pair.discriminator.network(fakes, noise.fake_factors_BW, labels_B)
     real_B = fake_B
     if compares(training.loss):
@@ -296,7 +308,7 @@ def _generate_by_chain(
 ) -> Tensor:
     """The same, written out."""
     drawn = generator.forward(noise.z_BZ)
-    judged = discriminator.forward(drawn[-1])
+    judged = discriminator.forward(drawn[-1].to(batch.pictures.device))
     fake_B1 = real_B1 = judged[-1].requires_grad_()
     if compares(training.loss):
         reals = _augmented(batch.pictures, noise.real_changes)
@@ -305,7 +317,8 @@ def _generate_by_chain(
     (gradient,) = torch.autograd.grad(loss, fake_B1)
     by_pictures = discriminator.backward(judged, gradient, weights=False, inputs=True)
     assert by_pictures is not None
-    generator.backward(drawn, by_pictures, weights=True, inputs=False)
+    by_drawn = by_pictures.to(noise.z_BZ.device)
+    generator.backward(drawn, by_drawn, weights=True, inputs=False)
     return loss
 
 

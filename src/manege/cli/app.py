@@ -142,7 +142,10 @@ def train(
         typer.Option(help="Also average each generator's weights: 0.999; 0 for not."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same result.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="auto, cpu, cuda or cuda:N; cuda+cuda: one for each network of a cell."),
+    ] = None,
     checkpoint_every: Annotated[
         str | None, typer.Option(help="Save by time (30s, 5m) or by rounds (10).")
     ] = None,

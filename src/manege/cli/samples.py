@@ -58,7 +58,7 @@ def check_new_folder(out: Path) -> None:
 
 def check_device(name: str) -> None:
     """Refuse what could be no device on any machine."""
-    if not re.fullmatch(r"auto|cpu|cuda|cuda:\d+", name):
+    if not re.fullmatch(r"auto|cpu|cuda|cuda:[0-9]{1,4}", name):
         raise ConfigError(f"--device {name!r}: expected auto, cpu, cuda or cuda:N")
 
 

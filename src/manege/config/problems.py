@@ -28,7 +28,7 @@ _PLAINER = {
     "model_type": "a section of keys",
     "model_attributes_type": "a section of keys",
     "string_too_short": "some text",
-    "string_pattern_mismatch": "auto, cpu, cuda or cuda:N",
+    "string_pattern_mismatch": "auto, cpu, cuda or cuda:N, or two of them as in cuda+cuda",
 }
 
 

@@ -38,6 +38,8 @@ SIZES = tuple(
 TOY_NAMES = ("ring8", "grid25")
 """The datasets of points in the plane: pictures of one pixel whose two channels are x and y."""
 
+_DEVICE = r"(auto|cpu|cuda|cuda:[0-9]{1,4})"
+
 
 class Method(StrEnum):
     """How cells share data and centres."""
@@ -354,7 +356,8 @@ class RunConfig(Section):
     """Time of training, shared out over the classes; with rounds, whichever ends first."""
     budget_clock: Literal["wall", "cpu"] = "wall"
     """What the budget counts: time that passes, or this process's computing time."""
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d+)$")
+    device: str = Field(default="auto", pattern=rf"^{_DEVICE}(\+{_DEVICE})?$")
+    """One for both networks of a cell, or the generator's and the discriminator's: cuda+cuda."""
     threads_per_cell: int = Field(default=1, ge=1, le=256)
     """Two threads change a convolution's bits, so this belongs to the run, not the machine."""
     data: DataConfig

@@ -9,8 +9,9 @@ is weighed anew. Centres come in, a centre goes out: who carries them is not kno
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, Self, assert_never
 
 import numpy as np
 import torch
@@ -59,6 +60,7 @@ from manege.config import (
 )
 from manege.config.cellular import Neighbourhood
 from manege.data import Dataset
+from manege.device import Devices, both
 from manege.methods.method import Inbox, Step, Timer
 from manege.methods.shares import Shares
 from manege.models import Generator, to_floats
@@ -95,17 +97,17 @@ class Cellular:
         self,
         config: RunConfig,
         dataset: Dataset,
-        device: torch.device,
+        on: torch.device | Devices,
         timer: Timer,
         scorer: MixtureScorer,
     ) -> None:
         assert config.cellular is not None
         self._config = config
         self._grid: Grid = config.cellular
-        self._device = device
+        self._devices = both(on)
         self._timer = timer
         self._scorer = scorer
-        self._shares = Shares(config, dataset, device)
+        self._shares = Shares(config, dataset, self._devices.discriminator)
         self._numbers = {cell: number for number, cell in enumerate(self._shares.labels)}
         self._schedule = schedule_of(self._grid, tuple(self._numbers))
         self._judge = self._blank_pair()
@@ -134,11 +136,18 @@ class Cellular:
         """Load the pictures that several cells see."""
         self._shares.warm()
 
+    def moved(self, on: Devices) -> Self:
+        """The same with its networks on other devices; what was loaded is shared."""
+        other = copy(self)
+        other._devices, other._shares = on, self._shares.moved(on.discriminator)
+        other._judge = other._blank_pair()
+        return other
+
     def init(self, cell: str) -> GridState:
         """The untrained cell, its centre 0 published."""
         grid = self._grid
         pairs = [
-            new_state(self._config, _key(cell, k), self._shares.shape, self._device)
+            new_state(self._config, _key(cell, k), self._shares.shape, self._devices)
             for k in range(grid.population)
         ]
         for state in pairs:
@@ -286,8 +295,8 @@ class Cellular:
             z_NZ = rng.standard_normal((count, latent), dtype=np.float32)
             return Arena(
                 self._judge,
-                to_floats(share.pictures[rows].to(self._device)),
-                torch.from_numpy(z_NZ).to(self._device),
+                to_floats(share.pictures[rows].to(self._devices.discriminator)),
+                torch.from_numpy(z_NZ).to(self._devices.generator),
                 members.generators,
                 members.discriminators,
             )
@@ -506,9 +515,8 @@ class Cellular:
 
     def _blank_pair(self) -> Pair:
         rng = np.random.Generator(np.random.Philox(key=0))  # What it draws is written over.
-        return new_pair(
-            self._config.networks, self._shares.shape, self._config.training, self._device, rng, rng
-        )
+        networks, training = self._config.networks, self._config.training
+        return new_pair(networks, self._shares.shape, training, self._devices, rng, rng)
 
 
 def _key(cell: str, number: int) -> str:

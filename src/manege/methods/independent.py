@@ -10,6 +10,8 @@ A round is one pass over a cell's pictures.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
+from typing import Self
 
 import numpy as np
 import torch
@@ -32,6 +34,7 @@ from manege.cell import (
 )
 from manege.config import AdaptiveAugment, RunConfig, stream
 from manege.data import Dataset
+from manege.device import Devices, both
 from manege.methods.method import Inbox, Step, Timer
 from manege.methods.shares import Shares
 from manege.models import generate, to_floats
@@ -46,15 +49,15 @@ class Independent:
         self,
         config: RunConfig,
         dataset: Dataset,
-        device: torch.device,
+        on: torch.device | Devices,
         timer: Timer,
         scorer: Scorer | None = None,
     ) -> None:
         self._config = config
-        self._device = device
+        self._devices = both(on)
         self._timer = timer
         self._scorer = scorer
-        self._shares = Shares(config, dataset, device)
+        self._shares = Shares(config, dataset, self._devices.discriminator)
 
     def cells(self) -> tuple[str, ...]:
         """All cells' keys, those with most pictures first."""
@@ -64,10 +67,16 @@ class Independent:
         """Load the pictures that several cells see."""
         self._shares.warm()
 
+    def moved(self, on: Devices) -> Self:
+        """The same with its networks on other devices; what was loaded is shared."""
+        other = copy(self)
+        other._devices, other._shares = on, self._shares.moved(on.discriminator)
+        return other
+
     def init(self, cell: str) -> CellState:
         """The untrained cell."""
         shares = self._shares
-        return new_state(self._config, cell, shares.shape, self._device, shares.num_labels)
+        return new_state(self._config, cell, shares.shape, self._devices, shares.num_labels)
 
     def data_digest(self, cell: str) -> str:
         """Digest of the pictures a cell trains on."""
@@ -192,7 +201,7 @@ class Independent:
         return overfitting(
             state.pair,
             *(
-                Batch(to_floats(one.pictures.to(self._device)), shares.on_device(one.labels_B))
+                Batch(to_floats(one.pictures.to(shares.device)), shares.on_device(one.labels_B))
                 for one in batches
             ),
         )

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
 from manege.cell import Best, Centre, Judgement
+from manege.device import Devices
 
 Timer = Callable[[str], AbstractContextManager[None]]
 """`with timer("train"):` measures a phase."""
@@ -118,6 +119,10 @@ class Method(Protocol[AnyState]):
 
     def warm(self) -> None:
         """Load what cells have in common, so that processes forked afterwards share it."""
+        ...
+
+    def moved(self, on: Devices) -> Self:
+        """The same with its networks on other devices; what was loaded is shared."""
         ...
 
     def init(self, cell: str) -> AnyState:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
+from copy import copy
+from typing import Self
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ class Shares:
     """The shares of all cells, each opened when it is first needed."""
 
     def __init__(self, config: RunConfig, dataset: Dataset, device: torch.device) -> None:
+        """None yet; batches are to come to `device`, where the discriminators live."""
         self.device = device
         self.shape = PictureShape(dataset.size, dataset.channels)
         self.labels = partition(config, dataset.labels)
@@ -40,6 +43,12 @@ class Shares:
         self.dataset = dataset
         self._pools: dict[tuple[str, ...], _Pool] = {}
         self._opened: dict[str, Share] = {}
+
+    def moved(self, device: torch.device) -> Self:
+        """The same pictures, for discriminators elsewhere."""
+        other = copy(self)
+        other.device = device
+        return other
 
     def cells(self) -> tuple[str, ...]:
         """All cells' keys, those with most pictures first."""
@@ -173,7 +182,7 @@ class Shares:
         return share.spread
 
     def on_device(self, labels: Tensor | None) -> Tensor | None:
-        """Labels where the networks are."""
+        """Labels where the discriminators are."""
         return None if labels is None else labels.to(self.device)
 
     def _diet(self, cell: str, count: int) -> Tensor:

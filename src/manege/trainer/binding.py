@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from manege import device
 from manege.config import Method as MethodName
 from manege.config import RunConfig, ScoreMetric, partition
 from manege.data import Dataset, Split, set_of
+from manege.device import Devices
 from manege.methods import Cellular, Independent, Method
 from manege.methods.method import Timer
 from manege.metrics import ClassScorer, FrechetMixture, InceptionMixture, Space, load_space
@@ -19,9 +19,10 @@ MOST_REFERENCES = 10_000
 """Training pictures that mixtures are compared with."""
 
 
-def bind(config: RunConfig, dataset: Dataset, timer: Timer, space: Space | None) -> Method[Any]:
+def bind(
+    config: RunConfig, dataset: Dataset, on: Devices, timer: Timer, space: Space | None
+) -> Method[Any]:
     """The method, ready to train; `space` is there when the configuration scores anything."""
-    on = device.resolve(config.device)
     if config.method is MethodName.CELLULAR:
         assert space is not None
         return Cellular(config, dataset, on, timer, mixture_scorer(config, dataset, space))
@@ -29,11 +30,11 @@ def bind(config: RunConfig, dataset: Dataset, timer: Timer, space: Space | None)
     return Independent(config, dataset, on, timer, scorer)
 
 
-def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir) -> Bound:
-    """A run's method, in the feature space that its directory holds."""
+def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Devices) -> Bound:
+    """A run's method on these devices, in the feature space that its directory holds."""
     space = load_space(rundir.path / "scorer") if config.scored else None
     phases = Phases()
-    method = bind(config, dataset, phases.timer, space)
+    method = bind(config, dataset, on, phases.timer, space)
     return Bound(config, method, phases, None if space is None else space.name)
 
 

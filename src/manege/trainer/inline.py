@@ -50,7 +50,8 @@ class _Inline:
     def __init__(
         self, config: RunConfig, rundir: RunDir, dataset: Dataset, watcher: Watcher
     ) -> None:
-        bound = bound_method(config, dataset, rundir)
+        on = device.place(config.device, 0, device.gpus_for(config.device))
+        bound = bound_method(config, dataset, rundir, on)
         self._coordinator = Coordinator(
             task_of(bound),
             RunDesk(rundir, config.identity()),

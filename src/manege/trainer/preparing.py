@@ -64,7 +64,7 @@ class Look(NamedTuple):
 def prepare_new(config: RunConfig, out: Path | None, command: str, look: Look) -> Prepared:
     """A new run's directory, with all that it needs to begin."""
     # Refuse before anything is made: a feature network takes minutes.
-    device.resolve(config.device)
+    device.place(config.device, 0, device.gpus_for(config.device))
     if out is not None:
         RunDir.check_free(out)
     dataset = open_dataset(config.data)
@@ -127,7 +127,7 @@ def prepare_resume(
     config = run_config(rundir)
     if rounds is not None or budget_s is not None:
         config = amended(config, {"rounds": rounds, "budget_s": budget_s})
-    device.resolve(config.device)
+    device.place(config.device, 0, device.gpus_for(config.device))
     dataset = open_dataset(config.data)
     _decode(dataset, look)
     _check_same_data(rundir, dataset)

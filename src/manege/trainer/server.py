@@ -7,7 +7,8 @@ the other agents of its machine call. A fork takes tens of milliseconds where a 
 takes seconds, and all trainers of a machine share the pages of what was loaded before it.
 
 It stays on one thread: a child of a process that has run operations on two threads hangs in its
-first one. What needs more (a feature network's training) happens in a child of its own.
+first one. What needs more (a feature network's training) happens in a child of its own. Nor does it
+start CUDA, which its children could not use then: each takes the method to the devices of its seat.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from manege.rundir import RunDir
 from manege.runtime.channel import Channel, Garbled, Gone, Received
 from manege.trainer.binding import bound_method, task_of
 from manege.trainer.host import Bound, Host
-from manege.trainer.preparing import Look, Prepared, prepare_new, prepare_resume
+from manege.trainer.preparing import Look, prepare_new, prepare_resume
 
 BEAT_S = 0.5
 TELL_EVERY_S = 0.2
@@ -85,6 +86,8 @@ class _Server:
         """Of the owner whose message is being obeyed."""
         self._bound: Bound | None = None
         self._bound_to: dict[str, Any] | None = None
+        self._gpus = 0
+        """That its trainers may use."""
         self._rundir: RunDir | None = None
         self._children: dict[int, _Child] = {}
         """Trainers by their pidfd."""
@@ -213,7 +216,7 @@ class _Server:
             "is": "bound",
             "task": vars(task),
             "bytes": _resident(),
-            "devices": torch.cuda.device_count(),
+            "devices": self._gpus,
         }
 
     def _load(self, message: dict[str, Any]) -> None:
@@ -221,8 +224,10 @@ class _Server:
         config = RunConfig.model_validate(message["config"])
         torch.set_num_threads(1)
         rundir = RunDir.open(Path(message["path"]))
-        prepared = Prepared(rundir, config, open_dataset(config.data))
-        bound = bound_method(config, prepared.dataset, rundir)
+        self._gpus = device.gpus_apart(config.device)
+        device.place(config.device, 0, self._gpus)  # Refuse before anything is loaded.
+        # On the CPU, whatever the trainers use: this process must not start CUDA.
+        bound = bound_method(config, open_dataset(config.data), rundir, device.CPU)
         bound.method.warm()
         self._bound, self._rundir, self._bound_to = bound, rundir, message
 
@@ -235,9 +240,8 @@ class _Server:
             try:
                 _write_to(self._rundir.path / "logs" / "trainers.log")
                 self._let_go()
-                code = _train(
-                    self._bound, self._rundir, number, Channel(socket.socket(fileno=file))
-                )
+                channel = Channel(socket.socket(fileno=file))
+                code = _train(_seated(self._bound, seat, self._gpus), self._rundir, number, channel)
             except BaseException:
                 traceback.print_exc()
                 code = CRASHED
@@ -262,6 +266,17 @@ class _Server:
         how = _how(os.waitstatus_to_exitcode(status))
         with suppress(Gone):
             owner.send({"is": "dead", "host": host, "how": how})
+
+
+def _seated(bound: Bound, seat: int, gpus: int) -> Bound:
+    """The method on the devices of a trainer's seat; what was loaded stays shared."""
+    name = bound.config.device
+    on = device.place(name, seat, gpus)
+    # Two devices go the way of a GPU even if both are the CPU, so that this way can be tested.
+    if on == device.CPU and "+" not in name:
+        return bound
+    device.enter(on)
+    return bound._replace(method=bound.method.moved(on))
 
 
 def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
