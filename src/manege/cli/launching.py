@@ -143,7 +143,9 @@ def _head(job: Job) -> list[str]:
 
         if os.geteuid() == 0:
             added.append(("--allow-run-as-root", "this is root"))
-        if job.hosts is None and job.ranks > machine.cores():
+        if _is_allotted(job.ranks):
+            added.append(("--bind-to=none", "Slurm has chosen the cores"))
+        elif job.hosts is None and job.ranks > machine.cores():
             added.append(("--oversubscribe", f"{job.ranks} ranks on {machine.cores()} cores"))
         added.append(("--with-ft=ulfm", "a lost rank's cells go to the others"))
     for option, why in added:
@@ -152,6 +154,12 @@ def _head(job: Job) -> list[str]:
     hosts = [] if job.hosts is None else ["--host", job.hosts]
     own = [sys.executable, "-m", "manege"]
     return [mpiexec, *options, *hosts, "-n", str(job.ranks), *own]
+
+
+def _is_allotted(ranks: int) -> bool:
+    """Whether Slurm has given us a place for each of them, on this machine or more."""
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    return tasks.isdecimal() and int(tasks) >= ranks
 
 
 def _is_open_mpi(mpiexec: str) -> bool:
