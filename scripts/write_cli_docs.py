@@ -25,6 +25,7 @@ COMMANDS = (
     ("data",),
     ("data", "list"),
     ("data", "check"),
+    ("slurm",),
 )
 
 

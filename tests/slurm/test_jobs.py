@@ -30,8 +30,8 @@ GRID = (
     *("--set", "cellular.fitness_samples=64", "--set", "cellular.mixture.samples=200"),
     *("--set", "cellular.mixture.final_samples=400"),
 )
-ROUNDS = 24
-CLASSES = ("plain", "two words", "$(touch pwned)'\";`|&\\ ünd 1")
+ROUNDS = 12
+CLASSES = ("plain", "two, words", "$(touch pwned)'\";`|& ünd #1")
 PER_CLASS = (
     *("--preset", "paper-dc", "--networks", "mlp", "--batch", "16", "--rounds", "4"),
     *("--score", "none", "--sheet-every", "100", "--set", "networks.hidden=16", "--size", "16"),
@@ -148,7 +148,7 @@ def test_a_job_goes_on_after_a_requeue_and_requeues_itself_before_its_time_is_up
     told = _end(job, tmp_path)
     assert told["JobState"] == "COMPLETED", (tmp_path / f"slurm-{job}.out").read_text()
     assert len(_events(run, "run_started")) == 3
-    assert [event["reason"] for event in _events(run, "run_stopped")] == ["SIGUSR2"]
+    assert _events(run, "run_stopped")[-1]["reason"] == "SIGUSR2"
     assert state_of(run) == wanted(ROUNDS)
 
 
