@@ -33,8 +33,9 @@ GRID = (
 ROUNDS = 12
 CLASSES = ("plain", "two, words", "$(touch pwned)'\";`|& ünd #1")
 PER_CLASS = (
-    *("--preset", "paper-dc", "--networks", "mlp", "--batch", "16", "--rounds", "4"),
-    *("--score", "none", "--sheet-every", "100", "--set", "networks.hidden=16", "--size", "16"),
+    *("--preset", "paper-dc", "--networks", "mlp", "--batch", "16", "--rounds", "300"),
+    *("--score", "none", "--sheet-every", "1000", "--set", "networks.hidden=16", "--size", "16"),
+    *("--checkpoint-every", "50"),
 )
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
@@ -94,7 +95,7 @@ def _until(look, what: str, cwd: Path, timeout_s: float = 90.0):
     raise AssertionError(f"no {what} within {timeout_s} s\n{logs}")
 
 
-def _end(job: int, cwd: Path) -> dict[str, str]:
+def _end(job: int | str, cwd: Path) -> dict[str, str]:
     return _until(lambda: (told := _job(job))["JobState"] in ENDED and told, "end of the job", cwd)
 
 
@@ -109,7 +110,7 @@ def _until_commits(run: Path) -> None:
     _until(lambda: len(_events(run, "commit")) > known + 3, "commits", run.parent)
 
 
-def _begin_again(job: int, times: int, cwd: Path) -> None:
+def _begin_again(job: int | str, times: int, cwd: Path) -> None:
     """Slurm lets a job that was requeued wait for two minutes."""
     _until(
         lambda: (told := _job(job))["JobState"] == "PENDING" and told["Restarts"] == str(times),
@@ -192,12 +193,18 @@ def test_the_tasks_of_an_array_make_the_model_of_one_run(tmp_path):
     whole = run_here(*train, "whole", "--runtime", "inline", cwd=tmp_path)
     assert whole.code == 0, whole.err
     job = _send("--array", 2, "--cpus-per-task", 2, "--tmp", "1G", *train, "run", cwd=tmp_path)
+    run = tmp_path / "run" / "000"
+    _until(lambda: _events(run, "commit"), "commits", tmp_path)
+    subprocess.run(["scancel", "--signal=USR2", "--batch", f"{job}_0"], check=True)
+    _begin_again(f"{job}_0", 1, tmp_path)
     for task in (0, 1):
         told = _end(f"{job}_{task}", tmp_path)
         assert told["JobState"] == "COMPLETED", (tmp_path / f"slurm-{job}_{task}.out").read_text()
     assert open_model(tmp_path / "run" / "model").labels == open_model(tmp_path / "whole").labels
     assert open_model(tmp_path / "run" / "model").digest == open_model(tmp_path / "whole").digest
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000", "001", "model"]
+    assert [event["reason"] for event in _events(run, "run_stopped")] == ["SIGUSR2"]
+    assert not _events(tmp_path / "run" / "001", "run_stopped")
     assert not list(tmp_path.rglob("pwned"))
 
 
@@ -212,7 +219,7 @@ def test_what_slurm_refuses_is_told_in_one_line_and_leaves_nothing(tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("mpi")
-def test_slurm_itself_tells_a_job_that_its_time_is_nearly_up(wanted, tmp_path):
+def test_slurm_itself_tells_a_job_that_its_time_is_nearly_up(tmp_path):
     """Two minutes, the last ninety seconds of which are to save: signalled in the first one."""
     run = tmp_path / "run"
     train = ("train", *GRID, "--rounds", 1500, "--out", "run")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.e2e.command import run_here
 
 from manege.runtime.sbatch import Request, Work, script
-from tests.e2e.command import run_here
 
 GRID = ("train", "ring8", "--method", "cellular", "--grid", "2x2", "--out", "run")
 DIGITS = ("train", "digits", "--out", "run")
@@ -118,7 +119,10 @@ def test_whatever_a_user_names_stays_a_word(tmp_path):
         (("--tasks", "6", *GRID), "--tasks 6: 5 is the most"),
         (("--nodes", "6", *GRID), "--nodes 6: there are 5 tasks"),
         (("--time", "90", *GRID), "--time '90': expected 8h, 90m or 1-12:00:00"),
-        (("--time", "nan", *GRID), "--time nan: expected at least 5m"),
+        (("--time", "nan", *GRID), "--time 'nan': expected 8h"),
+        (("--time", "inf", *GRID), "--time 'inf': expected 8h"),
+        (("train", "digits", "--nonsense"), "No such option"),
+        (("train", "digits", "--out", "\udcff"), "not UTF-8"),
         (("--time", "4m", *GRID), "--time 4m: expected at least 5m"),
         (("--memory", "much", *GRID), "--memory 'much': expected a size"),
         (("--tmp", "0", *GRID), "--tmp '0': expected a size"),
@@ -159,11 +163,20 @@ def test_without_sbatch_nothing_is_sent(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_data_that_were_fetched_are_found_by_jobs_with_a_cache_of_their_own(tmp_path):
-    downloads = tmp_path / "my cache"
-    request = Request("job", None, 2, 1, "1G", "1G", 600, ())
-    work = Work(tmp_path, ("show",), Path("run"), (), (), downloads=downloads)
-    assert f"export MANEGE_DATA='{downloads}'\n" in _checked(script(request, work))
+def test_data_that_were_fetched_are_found_by_jobs_with_a_cache_of_their_own(tmp_path, monkeypatch):
+    mnist = Path(os.environ.get("MANEGE_DATA", "")) / "mnist"
+    if not mnist.is_dir():
+        pytest.skip("MANEGE_DATA names no folder with mnist")
+    train = ("--tmp", "1G", "train", "mnist", "--out", "run")
+    text = _checked(_slurm(*train, cwd=tmp_path).out)
+    assert "MANEGE_CACHE=" in text
+    assert "MANEGE_DATA=" not in text
+    (tmp_path / "my cache" / "downloads").mkdir(parents=True)
+    (tmp_path / "my cache" / "downloads" / "mnist").symlink_to(mnist)
+    monkeypatch.setenv("MANEGE_CACHE", str(tmp_path / "my cache"))
+    monkeypatch.delenv("MANEGE_DATA")
+    text = _checked(_slurm(*train, cwd=tmp_path).out)
+    assert f"export MANEGE_DATA='{tmp_path}/my cache/downloads'\n" in text
 
 
 def test_a_script_is_made_without_torch(tmp_path):

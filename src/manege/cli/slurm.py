@@ -166,6 +166,12 @@ def train(context: typer.Context) -> None:
         downloads=None if asked.tmp is None else _downloads(config),
     )
     text = sbatch.script(_request(asked, run, config, labels), work)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            "an argument or the folder's name is not UTF-8, as a script has to be; rename it"
+        ) from None
     if asked.submit:
         _send(text, run, is_array=bool(shares), as_json=asked.as_json)
     else:
@@ -297,10 +303,10 @@ def _seconds(text: str) -> float:
     else:
         try:
             # A number alone would be seconds to manege, and minutes to Slurm.
-            value = float(parse_duration("" if text.isdecimal() else text))
+            value = float(parse_duration(text if text.lower().endswith(("h", "m", "s")) else ""))
         except ValueError:
             raise ConfigError(f"--time {text!r}: expected 8h, 90m or 1-12:00:00") from None
-    if not value >= _LEAST_S:
+    if value < _LEAST_S:
         raise ConfigError(f"--time {text}: expected at least 5m: the job needs some to save")
     return value
 

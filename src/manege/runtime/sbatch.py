@@ -130,6 +130,7 @@ def _array(work: Work, after: Sequence[str]) -> list[str]:
         "# Two that end together make the same model; one gives it its name.",
         'mine="$all/.model-$SLURM_JOB_ID"',
         'if [ ! -e "$all/model" ]; then',
+        '  rm -rf -- "$mine"',
         '  "${manege[@]}" model merge -o "$mine" -- "${parts[@]}" || exit',
         '  mv -T -- "$mine" "$all/model" 2> /dev/null || rm -rf -- "$mine"',
         "fi",
