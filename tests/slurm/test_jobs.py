@@ -30,12 +30,12 @@ GRID = (
     *("--set", "cellular.fitness_samples=64", "--set", "cellular.mixture.samples=200"),
     *("--set", "cellular.mixture.final_samples=400"),
 )
-ROUNDS = 12
+ROUNDS = 16
 CLASSES = ("plain", "two, words", "$(touch pwned)'\";`|& ünd #1")
 PER_CLASS = (
-    *("--preset", "paper-dc", "--networks", "mlp", "--batch", "16", "--rounds", "300"),
+    *("--preset", "paper-dc", "--networks", "mlp", "--batch", "16", "--rounds", "400"),
     *("--score", "none", "--sheet-every", "1000", "--set", "networks.hidden=16", "--size", "16"),
-    *("--checkpoint-every", "50"),
+    *("--checkpoint-every", "20"),
 )
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
@@ -45,6 +45,7 @@ def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MANEGE_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("MANEGE_RUNTIME", raising=False)
+        patch.delenv("TMPDIR", raising=False)
         yield
 
 
@@ -111,12 +112,14 @@ def _until_commits(run: Path) -> None:
 
 
 def _begin_again(job: int | str, times: int, cwd: Path) -> None:
-    """Slurm lets a job that was requeued wait for two minutes."""
+    """Slurm lets a job that was requeued wait for two minutes: more than is needed here."""
     _until(
         lambda: (told := _job(job))["JobState"] == "PENDING" and told["Restarts"] == str(times),
         "requeue",
         cwd,
     )
+    # Within the same second a node refuses it, for it has just been told to end that job.
+    time.sleep(2.5)
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
 
 
@@ -195,6 +198,8 @@ def test_the_tasks_of_an_array_make_the_model_of_one_run(tmp_path):
     job = _send("--array", 2, "--cpus-per-task", 2, "--tmp", "1G", *train, "run", cwd=tmp_path)
     run = tmp_path / "run" / "000"
     _until(lambda: _events(run, "commit"), "commits", tmp_path)
+    local = Path(f"/tmp/manege-{_job(f'{job}_0')['JobId']}")
+    assert (local / "pictures").is_dir()
     subprocess.run(["scancel", "--signal=USR2", "--batch", f"{job}_0"], check=True)
     _begin_again(f"{job}_0", 1, tmp_path)
     for task in (0, 1):
@@ -205,6 +210,7 @@ def test_the_tasks_of_an_array_make_the_model_of_one_run(tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000", "001", "model"]
     assert [event["reason"] for event in _events(run, "run_stopped")] == ["SIGUSR2"]
     assert not _events(tmp_path / "run" / "001", "run_stopped")
+    assert not local.exists()
     assert not list(tmp_path.rglob("pwned"))
 
 
