@@ -13,7 +13,7 @@ APT_FLAGS := -q -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 BIN := .venv/bin
 DEMO := demo/digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: setup demo test lint types fmt unit coverage bench soak docs browser-setup clean
+.PHONY: setup demo test lint types fmt unit coverage bench soak docs browser-setup slurm-setup clean
 
 setup: .venv/.installed
 
@@ -104,6 +104,18 @@ browser-setup:
 	  timeout 300 apt-get $(APT_FLAGS) install -y --no-install-recommends chromium chromium-driver \
 	  fonts-dejavu-core > /dev/null); then \
 	  echo "not installed: apt-get failed (no network?); tests in a browser are skipped"; \
+	fi
+
+slurm-setup:
+	@echo "== slurm-setup: Slurm and munge, for the tests that send jobs (Debian, Ubuntu)"
+	@if command -v sbatch > /dev/null && command -v munge > /dev/null; then \
+	  echo "both are there"; \
+	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then \
+	  echo "not installed: that takes root and apt-get; tests in Slurm are skipped"; \
+	elif ! (timeout 60 apt-get $(APT_FLAGS) update > /dev/null && DEBIAN_FRONTEND=noninteractive \
+	  timeout 300 apt-get $(APT_FLAGS) install -y --no-install-recommends slurm-wlm munge \
+	  > /dev/null); then \
+	  echo "not installed: apt-get failed (no network?); tests in Slurm are skipped"; \
 	fi
 
 docs: setup

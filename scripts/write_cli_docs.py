@@ -27,6 +27,7 @@ COMMANDS = (
     ("data", "check"),
     ("bench",),
     ("bench", "scaling"),
+    ("slurm",),
 )
 
 

@@ -13,4 +13,4 @@ def _one_thread() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first: processes that share the files out then end at about the same time."""
-    items.sort(key=lambda item: "recovery" not in item.path.parts)
+    items.sort(key=lambda item: {"contract", "recovery", "slurm"}.isdisjoint(item.path.parts))

@@ -51,3 +51,11 @@ def test_ranks_get_all_arguments_but_the_launchers():
         "-n3",
     ]
     assert launching._without_launch(args) == ["train", "digits", "--seed", "3"]
+
+
+@pytest.mark.parametrize(("tasks", "ranks", "is_allotted"), [("3", 3, True), ("3", 4, False)])
+def test_slurms_places_count_when_there_are_enough(tasks, ranks, is_allotted, monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", tasks)
+    assert launching._is_allotted(ranks) == is_allotted
+    monkeypatch.delenv("SLURM_NTASKS")
+    assert not launching._is_allotted(ranks)

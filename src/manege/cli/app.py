@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from manege.cli import bench, data, launching, model, running, scores
+from manege.cli import bench, data, launching, model, running, scores, slurm
 from manege.cli import report as reporting
 from manege.cli import sweep as sweeping
 from manege.cli import watch as watching
@@ -36,6 +36,7 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 app.add_typer(model.app, name="model")
 app.add_typer(bench.app, name="bench")
+app.add_typer(slurm.app, name="slurm")
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 

@@ -165,7 +165,9 @@ def _head(job: Job) -> tuple[list[str], signal.Signals]:
 
         if os.geteuid() == 0:
             added.append(("--allow-run-as-root", "this is root"))
-        if job.hosts is None and job.ranks > machine.cores():
+        if _is_allotted(job.ranks):
+            added.append(("--bind-to=none", "Slurm has chosen the cores"))
+        elif job.hosts is None and job.ranks > machine.cores():
             added.append(("--oversubscribe", f"{job.ranks} ranks on {machine.cores()} cores"))
         added.append(("--with-ft=ulfm", "a lost rank's cells go to the others"))
     for option, why in added:
@@ -174,6 +176,12 @@ def _head(job: Job) -> tuple[list[str], signal.Signals]:
     hosts = [] if job.hosts is None else ["--host", job.hosts]
     own = [sys.executable, "-m", "manege"]
     return [mpiexec, *options, *hosts, "-n", str(job.ranks), *own], stop_by
+
+
+def _is_allotted(ranks: int) -> bool:
+    """Whether Slurm has given us a place for each of them, on this machine or more."""
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    return tasks.isdecimal() and int(tasks) >= ranks
 
 
 def _is_open_mpi(mpiexec: str) -> bool:
