@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -65,11 +66,12 @@ class Running:
     """A command under way."""
 
     def __init__(self, *args: object, env: dict[str, str] | None = None) -> None:
+        # A pipe that nobody reads would hold up a run of many rounds.
+        self._err = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", "manege", *map(str, args)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=self._err,
             env={**os.environ, **(env or {})},
         )
 
@@ -84,7 +86,10 @@ class Running:
         return [server, *_children(server)]
 
     def end(self) -> tuple[int, str]:
-        _, err = self.process.communicate(timeout=120)
+        self.process.wait(timeout=120)
+        with self._err as file:
+            file.seek(0)
+            err = file.read()
         assert "Traceback" not in err, err
         return self.process.returncode, err
 
