@@ -110,8 +110,8 @@ def test_ranks_are_measured_with_all_below_them_and_a_grids_own_centres_travel(t
         (warm_up, both), tmp_path, runtime="mpi", tell=lambda progress: None, stop=lambda: None
     )
     (run,) = runs
-    # The command, mpiexec, three ranks, two servers and two trainers at least.
-    assert run.processes >= 9
+    # The command, mpiexec, three ranks, their server and two trainers at least.
+    assert run.processes >= 8
     assert run.peak_bytes is not None
     assert run.peak_bytes > 100e6
     assert run.cpu_s > run.training_cpu_s > 0
