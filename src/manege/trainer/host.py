@@ -232,6 +232,8 @@ class Host:
             spent_s=run.spent_s,
             verified=None if verified is None else verified.to_json(),
         )
+        if hosted.frozen and run.state.step == 0:
+            run.commit_first()  # It failed before anything was saved, and others draw from it.
 
     def _look_at(self, cell: str, file: int) -> None:
         known = self._known(cell)
