@@ -115,6 +115,12 @@ class Cell:
     offspring: int = 0
     """Rounds in which its centre was replaced."""
 
+    def forget(self, keep: int) -> None:
+        """Remember so many rounds, scores and sheets, the last ones."""
+        for known in (self.rounds, self.scored, self.sheets):
+            while len(known) > keep:
+                del known[next(iter(known))]
+
     def ordered(self) -> list[Round]:
         """Its rounds from the first on."""
         found = list(self.rounds.values())
