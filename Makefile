@@ -87,6 +87,8 @@ bench: setup
 	$(BIN)/python benchmarks/coordinator.py
 	@echo "== bench: wall time of trainers against commands side by side, and of a dead one's replacement"
 	$(BIN)/python benchmarks/runtime.py
+	@echo "== bench: ranks against trainers, and what a lost rank costs"
+	$(BIN)/python benchmarks/mpi.py
 	@echo "== bench: reports and watch pages of very large runs"
 	$(BIN)/python benchmarks/report.py
 
