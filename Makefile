@@ -68,11 +68,11 @@ types: setup
 
 unit: setup
 	@echo "== tests (real datasets are used when MANEGE_DATA names their folder, else skipped)"
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 coverage: setup
 	@echo "== coverage: the same tests, and the lines they came through in their own processes"
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
 
 fmt: setup
 	$(BIN)/ruff check --fix src tests benchmarks examples scripts

@@ -95,6 +95,7 @@ def test_a_bench_that_was_interrupted_goes_on_and_ends_in_tables_and_a_plot(tmp_
     assert "other options" in other.err
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(
     MPIEXEC is None or importlib.util.find_spec("mpi4py") is None,
     reason="mpi4py or mpiexec is missing: pip install 'manege[mpi]'",

@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -67,7 +66,7 @@ class Running:
 
     def __init__(self, *args: object, env: dict[str, str] | None = None) -> None:
         # A pipe that nobody reads would hold up a run of many rounds.
-        self._err = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._err = os.memfd_create("stderr")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "manege", *map(str, args)],
             stdout=subprocess.DEVNULL,
@@ -87,8 +86,8 @@ class Running:
 
     def end(self) -> tuple[int, str]:
         self.process.wait(timeout=120)
-        with self._err as file:
-            file.seek(0)
+        os.lseek(self._err, 0, os.SEEK_SET)
+        with os.fdopen(self._err) as file:
             err = file.read()
         assert "Traceback" not in err, err
         return self.process.returncode, err
