@@ -594,7 +594,9 @@ class FakeHost:
 
     def _has_shown(self, cell: str, round_: int) -> bool:
         one = self.here.get(cell) or self.elsewhere.get(cell)
-        return one is not None and (one.frozen or one.round_ >= round_)
+        if one is None or (isinstance(one, Elsewhere) and one.slot is None):
+            return False
+        return one.frozen or one.round_ >= round_
 
     def _begin_round(self, hosted: Hosted) -> None:
         world, round_ = self.world, hosted.round_
@@ -1075,6 +1077,12 @@ def test_changing_neighbours_come_through(seeds):
 @batches(10, 10)
 def test_five_by_eight_come_through(seeds):
     live(FIVE_BY_EIGHT, seeds, most_hosts=41)
+
+
+@pytest.mark.parametrize(("grid", "seed"), [(TWO_BY_TWO, 14_693)], ids=["released and back"])
+def test_schedules_that_once_failed(grid, seed):
+    """A cell that comes back to the host that gave it away: its neighbours' slots came between."""
+    live(grid, range(seed, seed + 1))
 
 
 @pytest.mark.soak
