@@ -128,7 +128,7 @@ def test_numbers_of_different_spaces_never_share_a_row(runs):
         manege.evaluate(runs["plain"], samples=60, features=kind)
         for kind in ("random", "classifier")
     ]
-    found = Comparison(("a", "b"), {}, tuple(plain), np.zeros((1, 1, 3), np.uint8))
+    found = Comparison(("a", "b"), {}, tuple(plain), {}, np.zeros((1, 1, 3), np.uint8))
     check_rows(found)
     shared = [name for name, row in found.rows().items() if None not in row]
     assert shared

@@ -21,9 +21,8 @@ class Gauge(Protocol):
         """All that moments depend on besides the generator: those of another do not compare."""
         ...
 
-    @property
-    def samples(self) -> int:
-        """Pictures to draw."""
+    def samples(self, images: int) -> int:
+        """Pictures to draw after a round that trained on so many."""
         ...
 
     @property

@@ -176,6 +176,10 @@ def _print_comparison(comparison: Comparison) -> None:
         (name, *("-" if score is None else _with_interval(score) for score in row))
         for name, row in comparison.rows().items()
     ]
+    rows += [
+        (f"{name}, last half", *("-" if value is None else f"{value:.4g}" for value in row))
+        for name, row in comparison.stability.items()
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -334,8 +334,9 @@ class Stability(Section):
 
     every_rounds: int | None = Field(default=1, ge=1)
     """Every so many rounds; null never does."""
-    samples: int = Field(default=512, ge=SMALLEST_CLASS, le=100_000)
-    """Pictures drawn for them, at latents that never change over a run."""
+    samples: int | None = Field(default=None, ge=SMALLEST_CLASS, le=100_000)
+    """Pictures drawn for them, at latents that never change over a run; null is an eighth of what
+    a round trains on, from 64 to 512."""
     window: int = Field(default=10, ge=2, le=1000)
     """Measured rounds that a generator is compared with: the longest cycle that is seen."""
 

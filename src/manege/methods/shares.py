@@ -194,7 +194,8 @@ class Shares:
         self, cell: str, place: CellState, generator: Generator, gauge: Gauge
     ) -> dict[str, Any]:
         """Collapse and cycling where a round has just ended; the trail is longer by it."""
-        drawn = self.draw(cell, generator, "indices", gauge.samples)
+        images = self.batches_in_round(cell) * self._config.training.batch
+        drawn = self.draw(cell, generator, "indices", gauge.samples(images))
         told, moments = gauge.measure(cell, drawn, place.trail.before(gauge))
         place.trail.add(gauge, moments)
         return told

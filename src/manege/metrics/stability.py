@@ -29,6 +29,8 @@ from manege.metrics.spaces import Space, points_space, random_space
 NEIGHBOURS = 5
 FEWEST = 8
 """Fewer held-out pictures than this tell no collapse."""
+PART, LEAST, MOST = 8, 64, 512
+"""A round is measured with an eighth of the pictures that it trained on, from least to most."""
 
 
 def came_back(distances_K: Sequence[float]) -> float | None:
@@ -89,25 +91,29 @@ class StabilityGauge:
         parts: Mapping[str, tuple[str, ...]],
     ) -> None:
         """`parts` says which labels' pictures each cell sees."""
-        self.name = f"{space.name} x {config.samples}"
-        self.samples = config.samples
+        self.name = f"{space.name} {config.samples or 'auto'}"
         self.window = config.window
-        self._every_rounds = config.every_rounds
+        self._config = config
         self._space = space
         self._dataset = dataset
         self._parts = parts
         self._triangle = np.triu_indices(space.dimensions)
-        self._known: dict[tuple[str, ...], _Real] = {}
+        self._known: dict[tuple[tuple[str, ...], int], _Real] = {}
 
     def due(self, round_: int) -> bool:
         """Whether a round is to be measured."""
-        return self._every_rounds is not None and round_ % self._every_rounds == 0
+        every = self._config.every_rounds
+        return every is not None and round_ % every == 0
+
+    def samples(self, images: int) -> int:
+        """Pictures to draw after a round that trained on so many: a small part of its work."""
+        return self._config.samples or min(MOST, max(LEAST, images // PART))
 
     def measure(
         self, cell: str, pictures_NSSC: np.ndarray, earlier: Sequence[np.ndarray]
     ) -> tuple[dict[str, Any], np.ndarray]:
         """What to tell of a round, and the moments to remember it by; see `cell.Gauge`."""
-        real = self._real(self._parts[cell])
+        real = self._real(self._parts[cell], len(pictures_NSSC))
         with device.threads(1):
             drawn_ND = self._space.features(pictures_NSSC)
             now = moments(drawn_ND)
@@ -126,14 +132,14 @@ class StabilityGauge:
         }
         return told, self._packed(now)
 
-    def _real(self, labels: tuple[str, ...]) -> _Real:
-        if labels not in self._known:
-            self._known[labels] = self._look_at(labels)
-        return self._known[labels]
+    def _real(self, labels: tuple[str, ...], count: int) -> _Real:
+        if (labels, count) not in self._known:
+            self._known[labels, count] = self._look_at(labels, count)
+        return self._known[labels, count]
 
-    def _look_at(self, labels: tuple[str, ...]) -> _Real:
-        held_out = set_of(self._dataset, Split.HELD_OUT, self.samples, labels)
-        trained = set_of(self._dataset, Split.TRAIN, self.samples, labels)
+    def _look_at(self, labels: tuple[str, ...], count: int) -> _Real:
+        held_out = set_of(self._dataset, Split.HELD_OUT, count, labels)
+        trained = set_of(self._dataset, Split.TRAIN, MOST, labels)
         with device.threads(1):
             trained_ND = self._space.features(trained.pictures)
             variance = float(moments(trained_ND).covariance_DD.trace())

@@ -14,6 +14,7 @@ from manege.report import charts, sections, sheets
 from manege.report.axes import told
 from manege.report.charts import Curve, Whisker
 from manege.report.drawing import SERIES, escape
+from manege.report.history import INDICES
 from manege.report.page import Page, Section, code, paragraph, table
 from manege.report.run import Run, differences, read_run
 from manege.report.series import quantiles
@@ -227,6 +228,9 @@ def _curves(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section | 
         "spread": "Spread of samples",
         "diversity": "Diversity of the neighbourhood",
     }
+    # Numbers of two feature networks have no place in one figure.
+    if len({run.history.index_space for run in runs if run.history.index_space}) == 1:
+        shown |= {name: f"{name.capitalize()} index" for name in INDICES}
     measures = list(shown.items())
     if len(judged) == 1:
         measure, title = judged.pop()

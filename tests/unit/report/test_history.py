@@ -100,6 +100,23 @@ def test_routines_of_a_grid_are_the_papers():
     assert found["train"] == pytest.approx(12 * 0.31)  # Reading the batches is part of it.
 
 
+def test_an_index_settles_to_its_mean_over_the_last_half_of_a_cell_s_rounds():
+    events = list(per_class_events(["a", "b"], 5))
+    for event in events:
+        if event["event"] == "round" and event["cell"] == "a":
+            # Of rounds 3, 4 and 5 count; the last tells none, and round 4 was trained again.
+            value = None if event["round"] == 5 else float(event["round"] ** 2)
+            event["indices"] = {"collapse": value, "cycling": None, "space": "points"}
+    again = {**next(one for one in events if one.get("round") == 4)}
+    again["indices"] = {"collapse": 11.0, "cycling": None, "space": "points"}
+    history = _seen([*events, again])
+    assert history.settled(history.cells["a"], "collapse") == (9.0 + 11.0) / 2
+    assert history.settled(history.cells["b"], "collapse") is None
+    assert history.stability("collapse") == (10.0, 10.0, 10.0, "a", 1)
+    assert history.stability("cycling") is None
+    assert history.index_space == "points"
+
+
 def test_indices_are_read_where_a_run_writes_them():
     events = list(per_class_events(["a"], 2))
     for event in events:
