@@ -998,7 +998,8 @@ def _same(one: dict, other: dict) -> bool:
 
 
 def test_a_grid_measures_its_centres_and_trains_as_if_it_did_not():
-    method, other = _method(), _method("stability.every_rounds=null")
+    rate = "training.optimiser.generator_lr=0.05"
+    method, other = _method(rate), _method(rate, "stability.every_rounds=null")
     states, left_alone = _states(method), _states(other)
     told: dict[str, list] = {cell: [] for cell in states}
     for cell, step in _march(method, states, 4):

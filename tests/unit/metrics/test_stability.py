@@ -89,7 +89,7 @@ def test_a_random_walk_comes_back_little():
         bound += deviation * float(norm.pdf(z) - z * norm.sf(z))
     assert bound < 0.03 * window * dimensions  # Of how far it went.
     rng = np.random.default_rng(0)
-    means_RD = rng.standard_normal((2000, dimensions)).cumsum(axis=0)
+    means_RD = rng.standard_normal((400, dimensions)).cumsum(axis=0)
     found = np.mean(indices_of(means_RD, window))
     assert 0 < found < bound
 
