@@ -117,10 +117,9 @@ class StabilityGauge:
         with device.threads(1):
             drawn_ND = self._space.features(pictures_NSSC)
             now = moments(drawn_ND)
-            apart_K = [
-                distance / real.variance if real.variance else 0.0
-                for distance in frechet_distances(now, [self._unpacked(one) for one in earlier])
-            ]
+            # Real pictures that are all the same are no measure of a distance.
+            before = [self._unpacked(one) for one in earlier] if real.variance else []
+            apart_K = [one / real.variance for one in frechet_distances(now, before)]
             covered = {} if real.balls is None else _covered(drawn_ND, real.balls)
         told = {
             "collapse": None,
