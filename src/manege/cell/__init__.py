@@ -12,7 +12,7 @@ from manege.cell.evolution import (
     rate_when_cloned,
     tournament,
 )
-from manege.cell.individual import HEADER, Individual
+from manege.cell.individual import HEADER, Individual, born_in
 from manege.cell.mixture import Mixture, MixtureScorer, evolve, proportions, uniform
 from manege.cell.population import GridState
 from manege.cell.score import Best, Estimated, Judgement, Scorer, Weights
@@ -51,6 +51,7 @@ __all__ = [
     "Trail",
     "Weights",
     "adapted",
+    "born_in",
     "collapse",
     "draw_noise",
     "draw_objective",
