@@ -7,10 +7,8 @@ row with another's only when space and reference are the same.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,8 @@ from manege import pictures
 from manege.errors import ConfigError
 from manege.evaluation import Evaluation, Options, evaluate
 from manege.metrics import Counting, Score
-from manege.report.history import INDICES
-from manege.report.run import Run, differences, read_run
+from manege.report.history import Settled
+from manege.report.run import differences, read_run, stability_rows
 from manege.rundir import RunDir
 from manege.sampler import open_model, run_config
 
@@ -36,9 +34,9 @@ class Comparison:
     differences: dict[str, tuple[Any, ...]]
     """Keys of the configuration that are not the same everywhere, with each run's value."""
     evaluations: tuple[Evaluation, ...]
-    stability: dict[str, tuple[float | None, ...]]
-    """Each run's collapse and cycling over the last half of its rounds, mean of its cells; in one
-    row only where the feature space and the real pictures are the same."""
+    stability: dict[str, tuple[Settled | None, ...]]
+    """Each run's collapse and cycling over the last half of its rounds; in one row only where
+    feature space, number of samples and real pictures are the same."""
     sheet: pictures.Picture
     """A block for each run, a row for each label, all at the same seed."""
 
@@ -61,7 +59,10 @@ class Comparison:
                 name: [score.as_dict() if score else None for score in row]
                 for name, row in self.rows().items()
             },
-            "stability": {name: list(values) for name, values in self.stability.items()},
+            "stability": {
+                name: [one._asdict() if one else None for one in row]
+                for name, row in self.stability.items()
+            },
             "left_out": [one.left_out for one in self.evaluations],
             "evaluations": [str(one.file) if one.file else None for one in self.evaluations],
         }
@@ -92,31 +93,9 @@ def compare(
         names,
         differences(configs),
         evaluations,
-        _stability([read_run(run) for run in runs]),
+        stability_rows([read_run(run) for run in runs]),
         pictures.side_by_side(names, sheets),
     )
-
-
-def _stability(runs: Sequence[Run]) -> dict[str, tuple[float | None, ...]]:
-    """A row for each index, feature space and set of real pictures."""
-    against = [(run.history.index_space, _data_digest(run)) for run in runs]
-    shared = len({digest for _, digest in against}) == 1
-    rows = {}
-    for (space, digest), name in product(dict.fromkeys(against), INDICES):
-        found = [
-            run.history.stability(name) if one == (space, digest) else None
-            for run, one in zip(runs, against, strict=True)
-        ]
-        if any(found):
-            vs = "" if shared else f" vs {digest[:8]}"
-            rows[f"{name}@{space}{vs}"] = tuple(one and one.mean for one in found)
-    return rows
-
-
-def _data_digest(run: Run) -> str:
-    """Of the real pictures that a run is measured against: all its classes', both splits."""
-    classes = json.dumps(run.data.get("classes"), sort_keys=True)
-    return hashlib.sha256(classes.encode()).hexdigest()
 
 
 def _row_name(score: Score, evaluation: Evaluation, *, shared: bool) -> str:

@@ -129,10 +129,16 @@ class Cell:
     """Rounds done."""
     offspring: int = 0
     """Rounds in which its centre was replaced."""
+    forgotten: int = 0
+    """Rounds up to this one may no longer be remembered."""
 
     def forget(self, keep: int) -> None:
         """Remember so many rounds, scores and sheets, the last ones."""
-        for known in (self.rounds, self.scored, self.sheets):
+        while len(self.rounds) > keep:
+            oldest = next(iter(self.rounds))
+            del self.rounds[oldest]
+            self.forgotten = max(self.forgotten, oldest)
+        for known in (self.scored, self.sheets):
             while len(known) > keep:
                 del known[next(iter(known))]
 
@@ -166,6 +172,8 @@ class History:
         self.space: str | None = None
         self.index_space: str | None = None
         """The feature network of collapse and cycling."""
+        self.index_samples: set[int] = set()
+        """Pictures they were told from, of any round."""
         self.faults: list[Fault] = []
         self.commits = 0
         self.commit_bytes = 0
@@ -242,6 +250,8 @@ class History:
         indices: Mapping[str, Any] = event.get("indices") or {}
         if indices.get("space") is not None:
             self.index_space = str(indices["space"])
+        if _number(indices.get("samples")) is not None:
+            self.index_samples.add(int(indices["samples"]))
         again = cell.rounds.get(round_)
         cell.rounds[round_] = Round(
             round_,
@@ -386,7 +396,12 @@ class History:
         ]
 
     def settled(self, cell: Cell, index: str) -> float | None:
-        """The mean of an index over the last half of a cell's rounds, where it was measured."""
+        """The mean of an index over the last half of a cell's rounds, where it was measured.
+
+        None where it was not, and where some of them are forgotten.
+        """
+        if 2 * cell.forgotten > cell.last:
+            return None
         late = [value for round_, value in self.series(cell, index) if 2 * round_ > cell.last]
         return sum(late) / len(late) if late else None
 

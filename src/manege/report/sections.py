@@ -796,9 +796,9 @@ def _indices_table(history: History) -> str:
     rows = [
         (
             name,
-            f"{one.mean:.4g}",
-            f"{one.low:.4g}",
-            f"{one.high:.4g}",
+            told(one.mean),
+            told(one.low),
+            told(one.high),
             escape(one.worst),
             INDEX_NOTES[name],
         )
@@ -806,6 +806,9 @@ def _indices_table(history: History) -> str:
         if one is not None
     ]
     space = f"; features {escape(history.index_space)}" if history.index_space else ""
+    if history.index_samples:
+        few, many = min(history.index_samples), max(history.index_samples)
+        space += f", {few if few == many else f'{few} to {many}'} pictures a round"
     return table(
         ("index", "mean of the cells", "least", "most", "in cell", "what it says"),
         rows,
