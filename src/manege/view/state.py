@@ -18,7 +18,7 @@ from manege.view.words import important
 
 _KEPT = 8
 _GROWING = ("round", "score", "sheet")
-_ROUNDS, _LEAST = 20_000, 20
+_ROUNDS, _LEAST = 2_000, 20
 """Rounds of all cells, and of each, that are remembered: a long run must not fill the memory."""
 
 
