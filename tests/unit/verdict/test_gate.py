@@ -1,0 +1,175 @@
+"""The gate on real digits, and what comes out of it from a real model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import manege
+from manege.errors import DataError
+from manege.verdict.case import Case, Options, open_case
+from manege.verdict.gate import (
+    Drawn,
+    Gate,
+    Looker,
+    bounds_of,
+    draw,
+    gate_of,
+    require_all,
+    train_looker,
+)
+from manege.verdict.judging import COPIES
+from manege.verdict.run import _copies
+
+LABELS = ("0", "1", "4")
+TINY = {
+    "preset": "paper",
+    "rounds": 1,
+    "data__classes": list(LABELS),
+    "data__limits": {"4": 40},
+    "networks__kind": "mlp",
+    "networks__hidden": 16,
+    "training__batch": 40,
+    "sheets__pictures": 4,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "score-cache"))
+        patch.delenv("MANEGE_DATA", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return manege.train("digits", out=tmp_path_factory.mktemp("gate") / "run", **TINY).path
+
+
+@pytest.fixture(scope="module")
+def case(trained: Path) -> Case:
+    return open_case(trained, Options())
+
+
+@pytest.fixture(scope="module")
+def looker(case: Case) -> Looker:
+    return train_looker(case, 120, lambda step: None)
+
+
+@pytest.fixture(scope="module")
+def gate(case: Case, looker: Looker) -> Gate:
+    return gate_of(case, looker, bounds_of(case))
+
+
+# The case.
+
+
+def test_nobody_else_sees_the_test_pictures(case: Case) -> None:
+    parts = {"train": case.train, "calibration": case.calibration, "test": case.test}
+    seen = {
+        name: {picture.tobytes() for part in pictures for picture in part}
+        for name, pictures in parts.items()
+    }
+    assert not seen["test"] & (seen["train"] | seen["calibration"])
+    assert case.counts == (160, 164, 40)
+    held_out = [len(one) + len(two) for one, two in zip(case.calibration, case.test, strict=True)]
+    assert held_out == [18, 18, 18]
+
+
+def test_digits_are_not_mirrored(case: Case) -> None:
+    assert case.mirrored is False
+
+
+# The gate.
+
+
+def test_real_pictures_pass(case: Case, gate: Gate) -> None:
+    for label, pictures in zip(LABELS, case.test, strict=True):
+        reasons = gate.reasons(case, label, pictures)
+        assert (reasons == "").mean() >= 0.75
+
+
+def test_copies_and_pictures_of_other_classes_do_not(case: Case, gate: Gate) -> None:
+    copies = gate.reasons(case, "0", case.train[0])
+    assert (copies == "near-copy").all()
+    others = gate.reasons(case, "0", np.concatenate([case.test[1], case.test[2]]))
+    assert (others == "implausible").mean() > 0.9
+
+
+def test_the_bounds_are_told(gate: Gate) -> None:
+    told = gate.description()
+    assert set(told) == set(LABELS)
+    assert told["0"]["nearest_from"] == "160 training pictures"
+    assert 0 < told["0"]["nearest"] < 1
+    assert 0 <= told["0"]["probability"] <= 1
+
+
+# Drawing through it.
+
+
+def test_the_first_that_pass_are_kept_and_the_others_counted(case: Case) -> None:
+    plain = draw(case.model, {"0": 30}, 5)["0"]
+    assert (plain.drawn, plain.left_out, plain.indices.tolist()) == (30, {}, list(range(30)))
+    every = case.model.pictures_of("0", 60, 5)
+    assert (plain.pictures == every[:30]).all()
+    first = {every[row].tobytes() for row in (0, 3)}
+    second = {every[row].tobytes() for row in (1,)}
+
+    def sieve(label: str, pictures: np.ndarray) -> np.ndarray:
+        kinds = [
+            "near-copy" if one.tobytes() in first else "implausible" if one.tobytes() in second
+            else ""
+            for one in pictures
+        ]  # fmt: skip
+        return np.array(kinds, dtype=object)
+
+    found = draw(case.model, {"0": 30}, 5, sieve=sieve)["0"]
+    assert found.indices.tolist() == [2, *range(4, 33)]
+    assert (found.pictures == every[found.indices]).all()
+    assert found.record() == {
+        "kept": 30,
+        "drawn": 33,
+        "left_out": {"near-copy": 2, "implausible": 1},
+    }
+
+
+def test_what_lets_nothing_through_is_given_up(case: Case) -> None:
+    def sieve(label: str, pictures: np.ndarray) -> np.ndarray:
+        return np.full(len(pictures), "implausible", dtype=object)
+
+    found = draw(case.model, {"0": 10, "1": 0}, 0, sieve=sieve)
+    assert found["0"].record() == {"kept": 0, "drawn": 80, "left_out": {"implausible": 80}}
+    assert found["1"].record() == {"kept": 0, "drawn": 0, "left_out": {}}
+    with pytest.raises(DataError, match=r"class '0': 0 of 10 pictures .* 80 drawn \(80 implaus"):
+        require_all(found, {"0": 10, "1": 0}, "")
+
+
+# Copies.
+
+
+def drawn(parts: tuple[np.ndarray, ...]) -> dict[str, Drawn]:
+    return {
+        label: Drawn(part, np.arange(len(part)), len(part), {})
+        for label, part in zip(LABELS, parts, strict=True)
+    }
+
+
+def test_a_model_that_memorises_is_found_out(case: Case) -> None:
+    """It draws the training pictures again, a little darker."""
+    again = tuple(
+        np.resize(part * np.float32(0.97), (164, 8, 8, 1)).astype(np.uint8) for part in case.train
+    )
+    told, png = _copies(case, Options(), bounds_of(case), drawn(again), None)
+    assert told["share"]["value"] > 0.95
+    assert told["share"]["low"] > COPIES
+    assert {label: one["pictures"] for label, one in told["classes"].items()} == {"0": 4, "4": 124}
+    assert png.startswith(b"\x89PNG")
+
+
+def test_real_pictures_are_no_copies(case: Case) -> None:
+    told, _ = _copies(case, Options(), bounds_of(case), drawn(case.test), None)
+    assert told["share"]["low"] < COPIES
