@@ -26,8 +26,8 @@ class Arm(StrEnum):
     SYNTHETIC = "f"
 
     @property
-    def title(self) -> str:
-        """In words."""
+    def words(self) -> str:
+        """What it is called."""
         return _TITLES[self]
 
     @property
@@ -91,7 +91,7 @@ class Pool:
 def pool_of(real: Sequence[np.ndarray], synthetic: Sequence[np.ndarray]) -> Pool:
     """Pictures of each class, real and synthetic, in one."""
     counts = [tuple(len(pictures) for pictures in parts) for parts in (real, synthetic)]
-    targets = [np.repeat(np.arange(len(real)), lengths) for lengths in counts]
+    targets = [np.repeat(np.arange(len(lengths)), lengths) for lengths in counts]
     return Pool(np.concatenate([*real, *synthetic]), np.concatenate(targets), counts[0], counts[1])
 
 

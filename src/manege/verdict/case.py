@@ -18,6 +18,9 @@ from manege.errors import ConfigError, DataError
 from manege.rundir import RunDir
 from manege.sampler import Model, open_model, run_config, run_data
 
+EVEN = 0.9
+"""Data whose smallest class has this part of the largest have nothing to balance."""
+
 _FEWEST_SEEDS, _MOST_SEEDS = 2, 100
 _MOST_STEPS = 10_000_000
 
@@ -75,6 +78,11 @@ class Case:
     def largest(self) -> int:
         """Training pictures of the largest class."""
         return max(self.counts)
+
+    @property
+    def even(self) -> bool:
+        """Whether there is nothing to balance."""
+        return min(self.counts) >= EVEN * self.largest
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part: labels, pictures and their order."""

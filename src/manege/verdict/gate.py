@@ -28,6 +28,8 @@ NEAR_COPY, UNLIKELY = "near-copy", "implausible"
 
 _MOST_TRIES = 8
 """Pictures drawn at most for each one wanted."""
+_TELLING = 256
+"""So many are drawn before hope is given up."""
 
 Progress = Callable[[int, int], None]
 
@@ -157,21 +159,28 @@ def draw(
     total, done = sum(wanted.values()), 0
     found: dict[str, Drawn] = {}
     for label, count in wanted.items():
-        found[label] = _draw_label(model, label, count, seed, sieve)
+        tell = None if progress is None else _shifted(progress, done, count, total)
+        found[label] = _draw_label(model, label, count, seed, sieve, tell)
         done += count
-        if progress is not None and total:
-            progress(done, total)
     return found
 
 
-def _draw_label(model: Model, label: str, count: int, seed: int, sieve: Sieve | None) -> Drawn:
-    tried = count
+def _draw_label(
+    model: Model,
+    label: str,
+    count: int,
+    seed: int,
+    sieve: Sieve | None,
+    tell: Callable[[int], None] | None,
+) -> Drawn:
+    tried, most = count, max(_MOST_TRIES * count, _TELLING)
     while True:
-        pictures = model.pictures_of(label, tried, seed)
+        pictures = model.pictures_of(label, tried, seed, progress=tell)
         reasons = _reasons(sieve, label, pictures)
-        if (reasons == "").sum() >= count or tried >= _MOST_TRIES * count:
+        have = int((reasons == "").sum())
+        if have >= count or _is_hopeless(have, count, tried, most):
             return _first(pictures, np.arange(tried), reasons, count)
-        tried = min(2 * tried, _MOST_TRIES * count)
+        tried = min(2 * tried, most)
 
 
 def _draw_unlabelled(
@@ -182,23 +191,37 @@ def _draw_unlabelled(
     sieve: Sieve | None,
     progress: Progress | None,
 ) -> dict[str, Drawn]:
-    labels = list(wanted)
-    most = _MOST_TRIES * len(wanted) * max(wanted.values())
     tried = len(wanted) * max(wanted.values())
+    most = max(_MOST_TRIES * tried, _TELLING)
     while True:
-        pictures = model.pictures_of(ALL, tried, seed)
+        tell = None if progress is None else _shifted(progress, 0, tried, tried)
+        pictures = model.pictures_of(ALL, tried, seed, progress=tell)
         shown = looker.shares(pictures).argmax(1)
         found: dict[str, Drawn] = {}
-        for number, label in enumerate(labels):
+        for number, (label, count) in enumerate(wanted.items()):
             rows = np.flatnonzero(shown == number)
             reasons = _reasons(sieve, label, pictures[rows])
-            found[label] = _first(pictures[rows], rows, reasons, wanted[label])
-        if progress is not None:
-            progress(min(tried, most), most)
-        enough = all(len(found[label].pictures) >= count for label, count in wanted.items())
-        if enough or tried >= most:
+            found[label] = _first(pictures[rows], rows, reasons, count)
+        short = {
+            label: have
+            for label, one in found.items()
+            if (have := len(one.pictures)) < wanted[label]
+        }
+        if not short or any(
+            _is_hopeless(have, wanted[label], tried, most) for label, have in short.items()
+        ):
             return found
         tried = min(2 * tried, most)
+
+
+def _is_hopeless(have: int, count: int, tried: int, most: int) -> bool:
+    """Whether all that may be drawn would not do, by what has come out so far."""
+    return tried >= most or (tried >= _TELLING and 2 * have * most < count * tried)
+
+
+def _shifted(progress: Progress, before: int, count: int, total: int) -> Callable[[int], None]:
+    """Told of the pictures of one label, as part of all."""
+    return lambda done: progress(before + min(done, count), total)
 
 
 def require_all(found: Mapping[str, Drawn], wanted: Mapping[str, int], why: str) -> None:

@@ -20,8 +20,6 @@ from manege.metrics.estimate import Estimate
 from manege.verdict.arms import WITH, WITHOUT, Arm
 
 DRAWS = 10_000
-EVEN = 0.9
-"""Data whose smallest class has this part of the largest have nothing to balance."""
 COPIES = 0.10
 """A share of near-copies that is surely above this is copying: twice what real pictures show."""
 
@@ -178,9 +176,9 @@ def decide(
         return Outcome.COPIES, (), _copies_sentence(share)
     gain = (
         f"{_points(finding.gain)} of mean recall over the best arm without synthetic pictures "
-        f"({finding.over.title})"
+        f"({finding.over.words})"
     )
-    what = f"with synthetic pictures ({finding.arm.title}) the classifier gains {gain}"
+    what = f"with synthetic pictures ({finding.arm.words}) the classifier gains {gain}"
     if finding.gain.low > 0:
         but = f", but not for {', '.join(copied)}, which it copies" if copied else ""
         return Outcome.USE, (), f"Use it{but}: {what}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from manege.verdict.gate import (
 )
 from manege.verdict.judging import (
     COPIES,
-    EVEN,
     Outcome,
     Resampled,
     Trial,
@@ -102,20 +101,33 @@ class _Work:
     """Trainings to do."""
     steps: int
     done: int = 0
-    began: float = field(default_factory=time.monotonic)
+    spent_s: float = 0.0
+    """In trainings that are done."""
+    began: float = 0.0
+
+    def begin(self) -> None:
+        self.began = time.monotonic()
 
     def each(self, what: str, step: int) -> None:
-        part = (self.done + step / self.steps) / self.total
-        spent = time.monotonic() - self.began
-        self.look.step(what, part, spent / part * (1 - part))
-        if self.look.stop():
-            raise KeyboardInterrupt
+        done = self.done + step / self.steps
+        spent_s = self.spent_s + time.monotonic() - self.began
+        self.look.step(what, done / self.total, spent_s / done * (self.total - done))
+        self.check()
 
     def finished(self, what: str, told: str) -> None:
         self.done += 1
-        spent = time.monotonic() - self.began
-        left = duration(spent / self.done * (self.total - self.done))
+        self.spent_s += time.monotonic() - self.began
+        left = duration(self.spent_s / self.done * (self.total - self.done))
         self.look.say(f"{what}: {told}; {self.done} of {self.total} trainings, {left} left")
+
+    def check(self) -> None:
+        if self.look.stop():
+            raise KeyboardInterrupt
+
+    def drawn(self, done: int, total: int) -> None:
+        if self.look.counter is not None:
+            self.look.counter(done, total)
+        self.check()
 
 
 def judge(run: Path, options: Options | None = None, look: Look | None = None) -> Verdict:
@@ -124,14 +136,13 @@ def judge(run: Path, options: Options | None = None, look: Look | None = None) -
     options.check()
     case = open_case(run, options)
     steps = options.steps or examples(sum(case.counts)) // BATCH
-    even = min(case.counts) >= EVEN * case.largest
     protocol = _protocol(case, options, steps)
     shelf = Shelf(case.rundir, key_of(protocol))
     if (known := shelf.result(options.seeds)) is not None:
         look.say(f"judged before: {shelf.path(result_name(options.seeds))}")
         return _verdict(shelf, known, options.seeds)
-    arms = (Arm.REAL, Arm.SYNTHETIC) if even else tuple(Arm)
-    if even:
+    arms = (Arm.REAL, Arm.SYNTHETIC) if case.even else tuple(Arm)
+    if case.even:
         look.say("balanced data: only arms a and f are trained")
     looks = options.gate or case.model.unlabelled
     counts = {arm: _counts(case, arm) for arm in arms}
@@ -165,9 +176,8 @@ def _tried(
     looker = _looker(case, shelf, work) if options.gate or case.model.unlabelled else None
     gate = gate_of(case, looker, bounds) if options.gate and looker is not None else None
     work.look.say(f"drawing {case.largest:,} pictures of each class")
-    drawn = _drawn(case, options, looker, gate, work.look)
+    drawn = _drawn(case, options, looker, gate, work)
     copies, pairs = _copies(case, options, bounds, drawn, looker)
-    work.began = time.monotonic()
     pool = pool_of(case.train, stacked(drawn, case.labels))
     answers: dict[Arm, list[Answers]] = {arm: [] for arm in arms}
     # Seed by seed: what a stop leaves behind is paired.
@@ -236,6 +246,7 @@ def _looker(case: Case, shelf: Shelf, work: _Work) -> Looker:
     found = shelf.network(case.model.shape.channels, len(case.labels))
     if found is not None:
         return Looker(found)
+    work.begin()
     looker = train_looker(case, work.steps, partial(work.each, "the gate's classifier"))
     shelf.keep_network(looker.network)
     work.finished("the gate's classifier", "trained")
@@ -243,13 +254,11 @@ def _looker(case: Case, shelf: Shelf, work: _Work) -> Looker:
 
 
 def _drawn(
-    case: Case, options: Options, looker: Looker | None, gate: Gate | None, look: Look
+    case: Case, options: Options, looker: Looker | None, gate: Gate | None, work: _Work
 ) -> dict[str, Drawn]:
     wanted = dict.fromkeys(case.labels, case.largest)
     sieve = None if gate is None else partial(gate.reasons, case)
-    found = draw(
-        case.model, wanted, options.seed, sieve=sieve, looker=looker, progress=look.counter
-    )
+    found = draw(case.model, wanted, options.seed, sieve=sieve, looker=looker, progress=work.drawn)
     needed = {
         label: max(1, case.largest - count)
         for label, count in zip(case.labels, case.counts, strict=True)
@@ -269,10 +278,10 @@ def _copies(
 
     Where nothing would be added, among some of each class.
     """
-    gaps = [case.largest - count for count in case.counts]
+    some = min(case.largest, _MOST_JUDGED)
     wanted = {
-        label: gap if any(gaps) else min(case.largest, _MOST_JUDGED)
-        for label, gap in zip(case.labels, gaps, strict=True)
+        label: some if case.even else case.largest - count
+        for label, count in zip(case.labels, case.counts, strict=True)
     }
     if options.gate:
         drawn = draw(case.model, wanted, options.seed, looker=looker)
@@ -331,7 +340,8 @@ def _answers(case: Case, shelf: Shelf, pool: Pool, arm: Arm, seed: int, work: _W
     known = shelf.answers(arm, seed, _counts(case, arm))
     if known is not None:
         return known
-    what = f"{arm} ({arm.title}), seed {seed}"
+    what = f"{arm} ({arm.words}), seed {seed}"
+    work.begin()
     lesson = Lesson(
         pool.pictures,
         pool.targets,
@@ -421,7 +431,7 @@ def _judged(
 
 def _arm(found: Resampled, labels: Sequence[str], share_K: np.ndarray, arm: Arm) -> dict[str, Any]:
     return {
-        "title": arm.title,
+        "title": arm.words,
         "accuracy": _possible(found.weighted(share_K)),
         "mean_recall": _possible(found.mean),
         "recall": {label: _possible(found.of_class(number)) for number, label in enumerate(labels)},

@@ -85,9 +85,9 @@ def augmented(pictures_BSSC: np.ndarray, rng: np.random.Generator, *, mirrored: 
     reach = 2 if side >= _LARGE else 1
     moves_2B = rng.integers(-reach, reach + 1, (2, count, 1))
     rows_BS, columns_BS = np.clip(np.arange(side) + moves_2B, 0, side - 1)
-    turned_B = rng.random(count) < 0.5
+    turned_B1 = rng.random((count, 1)) < 0.5
     if mirrored:
-        columns_BS = np.where(turned_B[:, None], columns_BS[:, ::-1], columns_BS)
+        columns_BS = np.where(turned_B1, columns_BS[:, ::-1], columns_BS)
     places = np.arange(count)[:, None, None]
     return np.asarray(pictures_BSSC[places, rows_BS[:, :, None], columns_BS[:, None, :]])
 

@@ -142,9 +142,9 @@ def test_what_lets_nothing_through_is_given_up(case: Case) -> None:
         return np.full(len(pictures), "implausible", dtype=object)
 
     found = draw(case.model, {"0": 10, "1": 0}, 0, sieve=sieve)
-    assert found["0"].record() == {"kept": 0, "drawn": 80, "left_out": {"implausible": 80}}
+    assert found["0"].record() == {"kept": 0, "drawn": 256, "left_out": {"implausible": 256}}
     assert found["1"].record() == {"kept": 0, "drawn": 0, "left_out": {}}
-    with pytest.raises(DataError, match=r"class '0': 0 of 10 pictures .* 80 drawn \(80 implaus"):
+    with pytest.raises(DataError, match=r"class '0': 0 of 10 pictures .* 256 drawn \(256 implaus"):
         require_all(found, {"0": 10, "1": 0}, "")
 
 
