@@ -320,3 +320,70 @@ def test_a_damaged_training_is_named(judged: Path, tmp_path: Path) -> None:
     done = run_here("verdict", "tail", *QUICK, cwd=tmp_path)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "verdict-2-seeds.json: damaged" in done.err
+
+
+# Models without labels, and the gate.
+
+
+@pytest.fixture(scope="module")
+def unlabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two digits that was not told which is which; not to be changed."""
+    folder = tmp_path_factory.mktemp("unlabelled")
+    done = run_here(
+        *("train", "digits", "--classes", "0,1", "--limit", "1=60", "--method", "single"),
+        *("--preset", "cellular-modern", "--networks", "mlp", "--score", "none", "--rounds", "2"),
+        *("--set", "training.batches_per_round=150", "--out", "single"),
+        cwd=folder,
+    )
+    assert done.code == 0, done.err
+    return folder
+
+
+def test_a_classifier_names_the_pictures_of_a_model_without_labels(
+    unlabelled: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "more"
+    done = run_here("export", "single", "--balance-to", "180", "-o", out, "--json", cwd=unlabelled)
+    assert done.code == 0, done.err
+    assert done.json["labelled_by"] == "classifier"
+    assert pictures_in(out) == {"0": 20, "1": 120}
+    assert json.loads((out / "manifest.json").read_text())["labelled_by"] == "classifier"
+
+
+def test_the_gate_of_an_export_is_counted(unlabelled: Path, tmp_path: Path) -> None:
+    out = tmp_path / "more"
+    done = run_here(
+        *("export", "single", "--balance-to", "180", "--gate", "--data", "digits", "-o", out),
+        "--json",
+        cwd=unlabelled,
+    )
+    assert done.code == 0, done.err
+    manifest = json.loads((out / "manifest.json").read_text())
+    for label, kept in (("0", 20), ("1", 120)):
+        one = manifest["classes"][label]
+        assert one["kept"] == kept == pictures_in(out)[label]
+        assert one["drawn"] - one["kept"] == sum(one["left_out"].values())
+        assert set(one["left_out"]) <= {"near-copy", "implausible"}
+        assert {*manifest["gate"][label]} == {"nearest", "nearest_from", "probability"}
+    assert sum(sum(one["left_out"].values()) for one in manifest["classes"].values()) > 0
+
+
+def test_a_verdict_with_the_gate_and_without_labels(unlabelled: Path, tmp_path: Path) -> None:
+    shutil.copytree(unlabelled / "single", tmp_path / "single")
+    done = run_here("verdict", "single", "--gate", *QUICK, "--json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    tree = done.json
+    assert (tree["labelled_by"], tree["protocol"]["gate"]) == ("classifier", True)
+    assert tree["cas"]["real_to_synthetic"] is None
+    assert set(tree["gate"]) == {"0", "1"}
+    assert (tmp_path / "single" / "verdict").is_dir()
+
+
+def test_a_class_that_hardly_passes_is_refused(tail: Path, manege: Command) -> None:
+    """Two rounds make noise, which no classifier takes for a digit of its class."""
+    done = manege("export", "tail", "--balance-to", "400", "--gate", "-o", "more")
+    assert (done.code, done.out) == (2, "")
+    complaint = done.err.splitlines()[-1]
+    assert "pictures wanted came out of" in complaint
+    assert "implausible" in complaint
+    assert "ask for fewer, leave --gate out, or train longer" in complaint

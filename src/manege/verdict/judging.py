@@ -25,6 +25,11 @@ COPIES = 0.10
 
 _LEVEL = 0.05
 
+_ANSWERS = {0.0: 1.0, 1.0: 1.0}
+_PAIRS = {-1.0: 0.5, 0.0: 1.0, 1.0: 0.5}
+"""Half a picture of every pair of answers two arms may give, for one arm and for their difference:
+twelve pictures that were all right do not prove that the next one will be (Agresti & Min 2005)."""
+
 
 class Outcome(StrEnum):
     """The verdict in a word."""
@@ -62,11 +67,21 @@ class Resampled:
         return min(1.0, 2 * (1 + at_most_0) / (1 + len(self.draws_RK)))
 
 
-def resampled(values_SN: np.ndarray, targets_N: np.ndarray, num_labels: int) -> Resampled:
+def answered(right_SN: np.ndarray, targets_N: np.ndarray, num_labels: int) -> Resampled:
+    """Of the answers of one arm, 1 where they are right."""
+    return resampled(right_SN.astype(float), targets_N, num_labels, _ANSWERS)
+
+
+def resampled(
+    values_SN: np.ndarray,
+    targets_N: np.ndarray,
+    num_labels: int,
+    beside: Mapping[float, float] = _PAIRS,
+) -> Resampled:
     """Draws of each class's mean; S at least 2, every class with a picture.
 
     The share of a seed in a draw is Student's, scaled by the seeds' own spread; the pictures' is
-    the bootstrap of their means over seeds.
+    the bootstrap of their means over seeds, `beside` thrown in as so many pictures of a value.
     """
     seeds = len(values_SN)
     rng = stream(0, cell="", purpose="verdict interval")
@@ -80,9 +95,13 @@ def resampled(values_SN: np.ndarray, targets_N: np.ndarray, num_labels: int) -> 
         value_K[label] = by_seed_S.mean()
         # Few seeds make few different means: counting them is the same as drawing pictures.
         means, counts = np.unique(own_SN.mean(0).round(9), return_counts=True)
-        drawn_RG = rng.multinomial(counts.sum(), counts / counts.sum(), DRAWS)
+        means = np.concatenate([means, list(beside)])
+        share = np.concatenate([counts, list(beside.values())])
+        share /= share.sum()
+        drawn_RG = rng.multinomial(counts.sum(), share, DRAWS)
+        by_pictures_R = drawn_RG @ means / counts.sum() - share @ means
         spread_S = (by_seed_S - by_seed_S.mean()) / np.sqrt(seeds * (seeds - 1))
-        draws_RK[:, label] = drawn_RG @ means / counts.sum() + normal_RS @ spread_S
+        draws_RK[:, label] = value_K[label] + by_pictures_R + normal_RS @ spread_S
     return Resampled(value_K, draws_RK)
 
 
@@ -112,7 +131,7 @@ class Trial:
 
     def recall(self, arm: Arm) -> Resampled:
         """Of one arm."""
-        return resampled(self.right[arm].astype(float), self.targets, len(self.labels))
+        return answered(self.right[arm], self.targets, len(self.labels))
 
     def difference(self, arm: Arm, other: Arm) -> Resampled:
         """How much more one arm gets right than another."""

@@ -38,11 +38,11 @@ from manege.verdict.judging import (
     Outcome,
     Resampled,
     Trial,
+    answered,
     balanced_sentence,
     chosen_arm,
     compare,
     decide,
-    resampled,
 )
 from manege.verdict.kept import Answers, Shelf, key_of, result_name
 from manege.verdict.training import BATCH, RECIPE, Lesson, probabilities, train
@@ -470,5 +470,5 @@ def _cas(
         return {"synthetic_to_real": forward, "real_to_synthetic": None}
     _, targets = _reversed(case, pool)
     right = np.stack([one["synthetic"] == targets for one in answers[Arm.REAL]])
-    found = resampled(right.astype(float), targets, len(case.labels))
+    found = answered(right, targets, len(case.labels))
     return {"synthetic_to_real": forward, "real_to_synthetic": _possible(found.mean)}
