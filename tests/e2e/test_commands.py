@@ -32,7 +32,7 @@ OPTIONS = {
     ),
     "resume": "--rounds --budget --json",
     "sample": "--out -n --label --balanced --weights --seed --device --force --json",
-    "export": "--out --balance-to --gate --data --seed --data-root --json",
+    "export": "--out --balance-to --gate --data --seed --data-root --force --json",
     "verdict": "--data --seeds --steps --gate --seed --data-root --json",
     "model show": "--json",
     "model merge": "--out --json",

@@ -215,9 +215,12 @@ def test_export_balances_every_class_to_a_number(
     assert manege("sample", "tail", "-n", "5", "--label", "3", "-o", "five.npz").code == 0
     with np.load(tmp_path / "five.npz") as five, Image.open(tmp_path / "more/3/000004.png") as one:
         assert (np.asarray(one)[..., None] == five["images"][4]).all()
-    again = manege("export", "tail", "--balance-to", "160", "-o", "more")
+    again = manege("export", "tail", "--balance-to", "150", "-o", "more")
     assert (again.code, again.err.count("\n")) == (2, 1)
     assert "more: already exists" in again.err
+    assert pictures_in(tmp_path / "more") == {"3": 140, "8": 3}
+    assert manege("export", "tail", "--balance-to", "150", "-o", "more", "--force").code == 0
+    assert pictures_in(tmp_path / "more") == {"3": 130}
 
 
 def test_export_without_it_still_writes_the_model(manege: Command, tail: Path) -> None:
@@ -256,6 +259,7 @@ def without_class(run: Path, label: str) -> None:
         ("export tail -o m --gate", ("--gate", "expected --balance-to N")),
         ("export tail -o m --data digits", ("--data", "expected --balance-to N")),
         ("export tail -o m --seed 0", ("--seed", "expected --balance-to N")),
+        ("export tail -o m --force", ("--force", "expected --balance-to N")),
         ("export tail -o m --balance-to 0", ("--balance-to 0", "at least 1")),
         ("export tail -o m --balance-to 20", ("--balance-to 20", "20 to 161", "more than")),
         ("export tail -o m --balance-to x", ("--balance-to", "a valid integer")),

@@ -26,6 +26,7 @@ Data = Annotated[
 DataRoot = Annotated[str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")]
 
 _SHOW_EVERY_S = 0.5
+_CLEAR = "\r\033[K"
 
 
 def verdict(
@@ -53,7 +54,7 @@ def verdict(
     """
     from manege.stopping import StopSignals
     from manege.verdict import Options, judge
-    from manege.verdict.run import Look
+    from manege.verdict.look import Look
 
     options = Options(data, data_root, seeds, steps, gate, seed)
     with StopSignals() as stop:
@@ -90,6 +91,9 @@ def export(
         int | None, typer.Option(help="Same seed, same pictures; else 0.", show_default=False)
     ] = None,
     data_root: DataRoot = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the pictures of an earlier export.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Write a run's model into a folder that needs nothing else, or pictures that balance its data.
@@ -105,6 +109,7 @@ def export(
             ("--data", data),
             ("--seed", seed is not None),
             ("--data-root", data_root),
+            ("--force", force),
         ):
             if given:
                 raise ConfigError(f"{option}: draws pictures, expected --balance-to N beside it")
@@ -113,7 +118,7 @@ def export(
         check_new_folder(out)
         model.report(export_run(run, out), out, as_json=json_)
         return
-    check_free(out, force=False)
+    check_free(out, force=force)
     if out.suffix.lower() in (".png", ".npz"):
         raise ConfigError(f"-o {out}: found {out.suffix}, expected the name of a folder")
     _export_pictures(run, out, balance_to, (data, data_root, gate, seed or 0), as_json=json_)
@@ -130,11 +135,11 @@ def _export_pictures(
     from manege.cli.samples import recipe_of, write_folder
     from manege.files import blaming
     from manege.verdict import Options, balance
-    from manege.verdict.run import Look
+    from manege.verdict.look import Look
 
     data, data_root, gate, seed = how
     options = Options(data=data, data_root=data_root, gate=gate, seed=seed)
-    found = balance(run, to, options, Look(say=_tell, counter=_counter()))
+    found = balance(run, to, options, Look(_tell, _display(), counter=_counter()))
     recipe = recipe_of(found.model, seed, "exact")
     with blaming(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +158,8 @@ def _export_pictures(
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    """A line, over the one of `_display` where there is one."""
+    sys.stderr.write(f"{_CLEAR if sys.stderr.isatty() else ''}{text}\n")
 
 
 def _counter() -> Any:
@@ -174,7 +180,7 @@ def _display() -> Any:
         if now - last < _SHOW_EVERY_S or not sys.stderr.isatty():
             return
         last = now
-        sys.stderr.write(f"\r\033[K{part:.0%} done, {duration(left_s)} left; training {what}\r")
+        sys.stderr.write(f"{_CLEAR}{part:.0%} done, {duration(left_s)} left; training {what}\r")
         sys.stderr.flush()
 
     return show
@@ -205,8 +211,8 @@ def _print(found: Verdict) -> None:
         f"near-copies: {_percent(share)} of {tree['memorisation']['pictures']:,} pictures; "
         "real ones 5.0"
     )
-    if tree["copied"]:
-        say(f"  copied: {', '.join(tree['copied'])}")
+    if copied := tree["memorisation"]["copied"]:
+        say(f"  copied: {', '.join(copied)}")
     left_out = _left_out(tree)
     if left_out:
         say(f"gate: left out {left_out}")

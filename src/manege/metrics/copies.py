@@ -19,12 +19,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manege import device
-from manege.metrics.estimate import Estimate, wilson
+from manege.metrics.estimate import wilson
 
 SHARE = 0.05
 """The part of held-out pictures that counts as near: what no copying at all is expected to give."""
 ENOUGH = 20
 """Held-out pictures that a fifth percentile wants."""
+TOO_MUCH = 2 * SHARE
+"""A share that is surely above this is copying."""
 
 _SIDE = 16
 _BLOCK_BYTES = 1 << 25
@@ -39,6 +41,16 @@ class Bound:
     """Real pictures it was found with."""
     left_out: bool
     """Found with each training picture left out in turn, for want of held-out ones."""
+
+    @property
+    def too_much(self) -> float:
+        """What a share must surely be above; more where few pictures set the bound."""
+        return max(TOO_MUCH, wilson(round(SHARE * self.pictures), self.pictures).high)
+
+    @property
+    def origin(self) -> str:
+        """Which pictures it was found with."""
+        return "training" if self.left_out else "held-out"
 
 
 def nearest_of(
@@ -94,12 +106,9 @@ def bound_of(
         if left_out
         else nearest_of(held_out_NSSC, training_MSSC, mirrored=mirrored)
     )
-    return Bound(float(np.quantile(distance_N, SHARE)), len(distance_N), left_out)
-
-
-def share_near(distance_N: np.ndarray, bound: Bound) -> Estimate:
-    """The share of pictures below the bound, with Wilson's interval."""
-    return wilson(int((distance_N < bound.distance).sum()), len(distance_N))
+    # This quantile leaves that part of *other* real pictures below it, however few set it.
+    distance = float(np.quantile(distance_N, SHARE, method="weibull"))
+    return Bound(distance, len(distance_N), left_out)
 
 
 def _coarse(pictures_NSSC: np.ndarray) -> Tensor:

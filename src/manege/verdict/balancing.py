@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from manege.errors import ConfigError
 from manege.metrics.classifier import examples
 from manege.rundir import RunDir
 from manege.sampler import Model, Samples, open_model, run_config, run_data
-from manege.verdict.case import Case, Options, open_case, require_classes
-from manege.verdict.gate import Drawn, Looker, bounds_of, draw, gate_of, require_all, train_looker
-from manege.verdict.run import Look
+from manege.verdict.case import Options, open_case, require_classes
+from manege.verdict.gate import Drawn, bounds_of, draw, gate_of, train_looker
+from manege.verdict.look import Look, Work
 from manege.verdict.training import BATCH
 
 
@@ -54,23 +53,25 @@ def balance(
             f"--balance-to {to}: every class has that many pictures, {min(real.values()):,} to "
             f"{max(real.values()):,}; expected more than the smallest has"
         )
-    looks = options.gate or model.unlabelled
-    if (options.data or options.data_root) and not looks:
+    gate = looker = None
+    if options.gate or model.unlabelled:
+        case = open_case(run, options)
+        steps = examples(sum(case.counts)) // BATCH
+        look.say(f"training a classifier on {case.name}, {steps:,} steps")
+        looker = train_looker(case, Work(look, 1, steps))
+        gate = gate_of(case, looker, bounds_of(case)) if options.gate else None
+    elif options.data or options.data_root:
         raise ConfigError(
             "--data: the real pictures are looked at with --gate alone; leave it out, or add --gate"
         )
-    case = open_case(run, options) if looks else None
-    looker = None if case is None else _looker(case, look)
-    sieve, bounds = None, None
-    if case is not None and looker is not None and options.gate:
-        gate = gate_of(case, looker, bounds_of(case))
-        sieve, bounds = partial(gate.reasons, case), gate.description()
-    found = draw(model, wanted, options.seed, sieve=sieve, looker=looker, progress=look.counter)
-    require_all(found, wanted, "the classifier takes the others for other classes")
+    sieve = None if gate is None else gate.sieve(look)
+    found = draw(model, wanted, options.seed, sieve=sieve, looker=looker, progress=look.drawn)
+    for label, one in found.items():
+        one.require(label, wanted[label], remedy="ask for fewer, ")
     about = {
         "balanced_to": to,
         "labelled_by": "classifier" if model.unlabelled else "model",
-        "gate": bounds,
+        "gate": None if gate is None else gate.description(),
         "classes": {label: {"real": real[label], **one.record()} for label, one in found.items()},
     }
     return Balanced(model, _samples(found), about)
@@ -81,12 +82,6 @@ def _real(rundir: RunDir) -> dict[str, int]:
     limit = run_config(rundir).data.limit_per_class
     counts = {label: int(known["train"]) for label, known in run_data(rundir)["classes"].items()}
     return {label: min(count, limit or count) for label, count in counts.items()}
-
-
-def _looker(case: Case, look: Look) -> Looker:
-    steps = examples(sum(case.counts)) // BATCH
-    look.say(f"training a classifier on {case.name}, {steps:,} steps")
-    return train_looker(case, steps, lambda step: None)
 
 
 def _samples(found: Mapping[str, Drawn]) -> Samples:

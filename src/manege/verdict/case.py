@@ -1,7 +1,8 @@
 """What is on trial: a run's model, the very pictures it was trained on, and pictures nobody saw.
 
 A class's held-out pictures lie in the order of a hash. The first third calibrates: the gate's
-bounds, and which of two arms is put forward. The rest is the test, which nothing else looks at.
+bounds, and which of two arms is put forward. The rest is the test, which nothing else looks at; a
+picture that equals one outside of it is left out.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Case:
     test: tuple[np.ndarray, ...]
     mirrored: bool
     """A mirrored picture is as good."""
+    duplicates: int
+    """Held-out pictures left out of the test, since they are training or calibration pictures."""
     name: str
     """The data's."""
     rule: str
@@ -78,6 +81,19 @@ class Case:
     def largest(self) -> int:
         """Training pictures of the largest class."""
         return max(self.counts)
+
+    @property
+    def lacks(self) -> dict[str, int]:
+        """How many pictures each class has fewer than the largest."""
+        return {
+            label: self.largest - count
+            for label, count in zip(self.labels, self.counts, strict=True)
+        }
+
+    @property
+    def short(self) -> tuple[str, ...]:
+        """The classes that synthetic pictures are added to."""
+        return tuple(label for label, number in self.lacks.items() if number)
 
     @property
     def even(self) -> bool:
@@ -104,21 +120,27 @@ def open_case(run: Path, options: Options) -> Case:
     require_classes(run, model, tuple(run_data(rundir)["classes"]))
     dataset = open_dataset(_data_config(config, options))
     _require_same_data(run, rundir, dataset)
+    train = tuple(dataset.pictures(label, Split.TRAIN) for label in dataset.labels)
     held_out = [dataset.pictures(label, Split.HELD_OUT) for label in dataset.labels]
-    for label, pictures in zip(dataset.labels, held_out, strict=True):
+    calibration = tuple(pictures[: len(pictures) // 3] for pictures in held_out)
+    seen = {_name(picture) for part in (*train, *calibration) for picture in part}
+    rest = [pictures[len(pictures) // 3 :] for pictures in held_out]
+    test = tuple(part[[_name(picture) not in seen for picture in part]] for part in rest)
+    for label, pictures in zip(dataset.labels, test, strict=True):
         if not len(pictures):
             raise DataError(
-                f"{dataset.name}: class {label!r} has no held-out pictures, expected some to test "
-                "on; add pictures, or train without it (--classes)"
+                f"{dataset.name}: class {label!r} has no held-out pictures of its own, expected "
+                "some to test on; add pictures, or train without it (--classes)"
             )
     return Case(
         rundir=rundir,
         model=model,
         labels=dataset.labels,
-        train=tuple(dataset.pictures(label, Split.TRAIN) for label in dataset.labels),
-        calibration=tuple(pictures[: len(pictures) // 3] for pictures in held_out),
-        test=tuple(pictures[len(pictures) // 3 :] for pictures in held_out),
+        train=train,
+        calibration=calibration,
+        test=test,
         mirrored=dataset.flippable or bool(config.training.flip),
+        duplicates=sum(map(len, rest)) - sum(map(len, test)),
         name=dataset.name,
         rule=dataset.held_out_rule,
     )
@@ -168,6 +190,11 @@ def _require_same_data(run: Path, rundir: RunDir, dataset: Dataset) -> None:
                 f"--data {dataset.name}: the training pictures of class {label!r} are not those of "
                 f"{run}, so nobody can say which ones its GAN saw; {remedy}"
             )
+
+
+def _name(picture: np.ndarray) -> bytes:
+    """The same for the same picture."""
+    return hashlib.blake2b(picture.tobytes(), digest_size=16).digest()
 
 
 def _digest(labels: tuple[str, ...], parts: tuple[np.ndarray, ...]) -> str:

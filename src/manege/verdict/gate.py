@@ -7,8 +7,9 @@ picture shows that comes from a model without labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from manege.metrics.networks import FeatureNetwork
 from manege.sampler import Model
 from manege.verdict.arms import Arm, pool_of
 from manege.verdict.case import Case
+from manege.verdict.look import Look, Work
 from manege.verdict.training import Lesson, probabilities, train
 
 IMPLAUSIBLE = 0.01
@@ -31,7 +33,12 @@ _MOST_TRIES = 8
 _TELLING = 256
 """So many are drawn before hope is given up."""
 
+_BLOCK = 1_024
+"""Pictures that are looked at together."""
+
 Progress = Callable[[int, int], None]
+Sieve = Callable[[str, np.ndarray], np.ndarray]
+"""From a label and pictures to the reasons why they are left out, "" for none."""
 
 
 @dataclass(frozen=True)
@@ -49,27 +56,37 @@ class Looker:
 class Gate:
     """What a picture of each class must keep to."""
 
+    case: Case = field(repr=False)
     bounds: Mapping[str, Bound]
     """Not nearer than this to a training picture."""
     least: Mapping[str, float]
     """At least this probability of its label."""
     looker: Looker
 
-    def reasons(self, case: Case, label: str, pictures_NSSC: np.ndarray) -> np.ndarray:
+    def reasons(self, label: str, pictures_NSSC: np.ndarray) -> np.ndarray:
         """For each picture why it is left out, "" when it is not; a near-copy is called that."""
-        number = case.labels.index(label)
+        case, number = self.case, self.case.labels.index(label)
         found = np.full(len(pictures_NSSC), "", dtype=object)
         found[self.looker.shares(pictures_NSSC)[:, number] < self.least[label]] = UNLIKELY
         distance_N, _ = nearest_of(pictures_NSSC, case.train[number], mirrored=case.mirrored)
         found[distance_N < self.bounds[label].distance] = NEAR_COPY
         return found
 
+    def sieve(self, look: Look) -> Sieve:
+        """The same for `draw`, to be stopped between blocks."""
+
+        def sieve(label: str, pictures_NSSC: np.ndarray) -> np.ndarray:
+            look.check()
+            return self.reasons(label, pictures_NSSC)
+
+        return sieve
+
     def description(self) -> dict[str, Any]:
         """For JSON."""
         return {
             label: {
                 "nearest": bound.distance,
-                "nearest_from": f"{bound.pictures} {_origin(bound)} pictures",
+                "nearest_from": f"{bound.pictures} {bound.origin} pictures",
                 "probability": self.least[label],
             }
             for label, bound in self.bounds.items()
@@ -89,6 +106,24 @@ class Drawn:
         """Counts, for JSON."""
         return {"kept": len(self.pictures), "drawn": self.drawn, "left_out": dict(self.left_out)}
 
+    def require(self, label: str, count: int, remedy: str = "") -> None:
+        """Refuse when there are fewer pictures of the label than that."""
+        if (have := len(self.pictures)) >= count:
+            return
+        told = ", ".join(f"{number:,} {what}" for what, number in self.left_out.items())
+        why, otherwise = (
+            (f"came out of {self.drawn:,} drawn ({told})", "leave --gate out")
+            if told
+            else (
+                "came out: a classifier takes most of what the model draws for other classes",
+                "train with labels (--method per-class)",
+            )
+        )
+        raise DataError(
+            f"class {label!r}: {have:,} of {count:,} pictures wanted {why}; {remedy}{otherwise}, "
+            "or train longer"
+        )
+
 
 def bounds_of(case: Case) -> dict[str, Bound]:
     """For each class the distance that makes a near-copy."""
@@ -98,7 +133,7 @@ def bounds_of(case: Case) -> dict[str, Bound]:
     }
 
 
-def train_looker(case: Case, steps: int, each: Callable[[int], None]) -> Looker:
+def train_looker(case: Case, work: Work) -> Looker:
     """The classifier of the training pictures: every class seen as often, and augmented."""
     pool = pool_of(case.train, ())
     lesson = Lesson(
@@ -107,11 +142,15 @@ def train_looker(case: Case, steps: int, each: Callable[[int], None]) -> Looker:
         len(case.labels),
         augmented=True,
         mirrored=case.mirrored,
-        steps=steps,
+        steps=work.steps,
         seed=0,
         purpose="verdict gate",
     )
-    return Looker(train(lesson, pool.rows(Arm.BOTH, 0), each))
+    what = "the classifier that looks at them"
+    work.begin()
+    network = train(lesson, pool.rows(Arm.BOTH, 0), partial(work.each, what))
+    work.finished(what, "trained")
+    return Looker(network)
 
 
 def gate_of(case: Case, looker: Looker, bounds: Mapping[str, Bound]) -> Gate:
@@ -127,11 +166,7 @@ def gate_of(case: Case, looker: Looker, bounds: Mapping[str, Bound]) -> Gate:
         label: float(np.quantile(shares if len(shares) >= ENOUGH else every, IMPLAUSIBLE))
         for label, shares in zip(case.labels, own, strict=True)
     }
-    return Gate(bounds, least, looker)
-
-
-Sieve = Callable[[str, np.ndarray], np.ndarray]
-"""From a label and pictures to the reasons why they are left out."""
+    return Gate(case, bounds, least, looker)
 
 
 def draw(
@@ -207,9 +242,7 @@ def _draw_unlabelled(
             for label, one in found.items()
             if (have := len(one.pictures)) < wanted[label]
         }
-        if not short or any(
-            _is_hopeless(have, wanted[label], tried, most) for label, have in short.items()
-        ):
+        if all(_is_hopeless(have, wanted[label], tried, most) for label, have in short.items()):
             return found
         tried = min(2 * tried, most)
 
@@ -224,22 +257,12 @@ def _shifted(progress: Progress, before: int, count: int, total: int) -> Callabl
     return lambda done: progress(before + min(done, count), total)
 
 
-def require_all(found: Mapping[str, Drawn], wanted: Mapping[str, int], why: str) -> None:
-    """Refuse when some class has fewer pictures than were wanted."""
-    for label, count in wanted.items():
-        if (have := len(found[label].pictures)) < count:
-            told = ", ".join(f"{number} {what}" for what, number in found[label].left_out.items())
-            raise DataError(
-                f"class {label!r}: {have} of {count} pictures wanted came out of "
-                f"{found[label].drawn:,} drawn ({told or why}); ask for fewer, leave --gate out, "
-                "or train longer"
-            )
-
-
 def _reasons(sieve: Sieve | None, label: str, pictures: np.ndarray) -> np.ndarray:
-    if sieve is None or not len(pictures):
-        return np.full(len(pictures), "", dtype=object)
-    return sieve(label, pictures)
+    found = np.full(len(pictures), "", dtype=object)
+    if sieve is not None:
+        for start in range(0, len(pictures), _BLOCK):
+            found[start : start + _BLOCK] = sieve(label, pictures[start : start + _BLOCK])
+    return found
 
 
 def _first(pictures: np.ndarray, numbers: np.ndarray, reasons: np.ndarray, count: int) -> Drawn:
@@ -252,12 +275,3 @@ def _first(pictures: np.ndarray, numbers: np.ndarray, reasons: np.ndarray, count
         if (number := int((reasons[:seen] == reason).sum()))
     }
     return Drawn(pictures[kept], numbers[kept], seen, left_out)
-
-
-def _origin(bound: Bound) -> str:
-    return "training" if bound.left_out else "held-out"
-
-
-def stacked(found: Mapping[str, Drawn], labels: Sequence[str]) -> list[np.ndarray]:
-    """The pictures of each label in that order."""
-    return [found[label].pictures for label in labels]

@@ -18,10 +18,9 @@ import numpy as np
 from manege.config import stream
 from manege.metrics.estimate import Estimate
 from manege.verdict.arms import WITH, WITHOUT, Arm
+from manege.verdict.copying import Copies
 
 DRAWS = 10_000
-COPIES = 0.10
-"""A share of near-copies that is surely above this is copying: twice what real pictures show."""
 
 _LEVEL = 0.05
 
@@ -178,37 +177,39 @@ def compare(trial: Trial, arm: Arm, candidates: Sequence[str]) -> Finding:
 
 def chosen_arm(calibrated: Mapping[Arm, float]) -> Arm:
     """The arm with synthetic pictures to be judged, by its mean recall on calibration pictures."""
+    # Where both are alike, or nothing calibrates, the augmented one.
     return max(reversed(WITH), key=lambda arm: calibrated.get(arm, 0.0))
 
 
-def decide(
-    finding: Finding, share: Estimate, copied: Sequence[str]
-) -> tuple[Outcome, tuple[str, ...], str]:
-    """The outcome, the classes it holds for, and the sentence.
-
-    Args:
-        finding: of the arms.
-        share: of near-copies among the pictures added.
-        copied: classes whose own share is surely too high.
-    """
-    if share.low > COPIES:
-        return Outcome.COPIES, (), _copies_sentence(share)
+def decide(finding: Finding, copies: Copies) -> tuple[Outcome, tuple[str, ...], str]:
+    """The outcome, the classes it holds for, and the sentence."""
+    if copies.copying:
+        return Outcome.COPIES, (), _copies_sentence(copies.share)
     gain = (
         f"{_points(finding.gain)} of mean recall over the best arm without synthetic pictures "
         f"({finding.over.words})"
     )
     what = f"with synthetic pictures ({finding.arm.words}) the classifier gains {gain}"
-    if finding.gain.low > 0:
-        but = f", but not for {', '.join(copied)}, which it copies" if copied else ""
-        return Outcome.USE, (), f"Use it{but}: {what}."
-    helped = tuple(label for label in finding.helped if label not in copied)
+    gains, copied = finding.gain.low > 0, ", ".join(copies.copied)
+    if gains and not copied:
+        return Outcome.USE, (), f"Use it: {what}."
+    helped = tuple(label for label in finding.helped if label not in copies.copied)
     if helped and finding.gain.high >= 0:
         told = "; ".join(f"{label} {_points(finding.gains[label])}" for label in helped)
+        parts = [f"it copies {copied}"] if copied else []
+        parts += [] if gains else [f"over all classes it is not shown to help, {gain}"]
         return (
             Outcome.USE_FOR,
             helped,
-            f"Use it for {', '.join(helped)}: their recall rises over every arm without synthetic "
-            f"pictures ({told}); over all classes it is not shown to help, {gain}.",
+            f"Use it for {', '.join(helped)}: there recall rises over every arm without synthetic "
+            f"pictures ({told}); {'; '.join(parts)}.",
+        )
+    if gains:
+        # Nobody can say what would be left of the gain without the copies.
+        return (
+            Outcome.COPIES,
+            (),
+            f"Don't: it copies {copied}, and no other class is shown to gain; {what}.",
         )
     shown = "it does harm" if finding.gain.high < 0 else "it is not shown to help"
     return Outcome.DONT, (), f"Don't: {shown}; {what}."

@@ -7,22 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import manege
 from manege.errors import DataError
 from manege.verdict.case import Case, Options, open_case
-from manege.verdict.gate import (
-    Drawn,
-    Gate,
-    Looker,
-    bounds_of,
-    draw,
-    gate_of,
-    require_all,
-    train_looker,
-)
-from manege.verdict.judging import COPIES
-from manege.verdict.run import _copies
+from manege.verdict.copying import copies_of
+from manege.verdict.gate import Gate, Looker, bounds_of, draw, gate_of, train_looker
+from manege.verdict.look import Look, Work
 
 LABELS = ("0", "1", "4")
 TINY = {
@@ -57,7 +49,7 @@ def case(trained: Path) -> Case:
 
 @pytest.fixture(scope="module")
 def looker(case: Case) -> Looker:
-    return train_looker(case, 120, lambda step: None)
+    return train_looker(case, Work(Look(), 1, 120))
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +72,23 @@ def test_nobody_else_sees_the_test_pictures(case: Case) -> None:
     assert held_out == [18, 18, 18]
 
 
+def test_a_held_out_picture_that_training_has_is_no_test(tmp_path: Path) -> None:
+    """An image folder may hold the same picture twice, one on either side of the split."""
+    for label in ("cat", "dog"):
+        (tmp_path / "animals" / label).mkdir(parents=True)
+        for number in range(60):
+            # Every picture of cats but the first ten is there twice.
+            seed = number if label == "dog" or number < 10 else number // 2
+            made = np.random.default_rng((label == "cat", seed)).integers(0, 256, (8, 8), np.uint8)
+            Image.fromarray(made).save(tmp_path / "animals" / label / f"{number}.png")
+    tiny = {name: value for name, value in TINY.items() if not name.startswith("data")}
+    run = manege.train(str(tmp_path / "animals"), out=tmp_path / "run", **tiny).path
+    found = open_case(run, Options())
+    assert found.duplicates > 0
+    seen = {one.tobytes() for part in (*found.train, *found.calibration) for one in part}
+    assert not seen & {one.tobytes() for part in found.test for one in part}
+
+
 def test_digits_are_not_mirrored(case: Case) -> None:
     assert case.mirrored is False
 
@@ -89,14 +98,14 @@ def test_digits_are_not_mirrored(case: Case) -> None:
 
 def test_real_pictures_pass(case: Case, gate: Gate) -> None:
     for label, pictures in zip(LABELS, case.test, strict=True):
-        reasons = gate.reasons(case, label, pictures)
+        reasons = gate.reasons(label, pictures)
         assert (reasons == "").mean() >= 0.75
 
 
 def test_copies_and_pictures_of_other_classes_do_not(case: Case, gate: Gate) -> None:
-    copies = gate.reasons(case, "0", case.train[0])
+    copies = gate.reasons("0", case.train[0])
     assert (copies == "near-copy").all()
-    others = gate.reasons(case, "0", np.concatenate([case.test[1], case.test[2]]))
+    others = gate.reasons("0", np.concatenate([case.test[1], case.test[2]]))
     assert (others == "implausible").mean() > 0.9
 
 
@@ -144,32 +153,47 @@ def test_what_lets_nothing_through_is_given_up(case: Case) -> None:
     found = draw(case.model, {"0": 10, "1": 0}, 0, sieve=sieve)
     assert found["0"].record() == {"kept": 0, "drawn": 256, "left_out": {"implausible": 256}}
     assert found["1"].record() == {"kept": 0, "drawn": 0, "left_out": {}}
+    found["1"].require("1", 0)
     with pytest.raises(DataError, match=r"class '0': 0 of 10 pictures .* 256 drawn \(256 implaus"):
-        require_all(found, {"0": 10, "1": 0}, "")
+        found["0"].require("0", 10)
+
+
+def test_drawing_can_be_stopped_while_the_gate_looks(case: Case, gate: Gate) -> None:
+    asked: list[int] = []
+
+    def stop() -> str | None:
+        asked.append(1)
+        return "SIGINT" if len(asked) == 2 else None
+
+    with pytest.raises(KeyboardInterrupt):
+        draw(case.model, {"0": 2_000}, 0, sieve=gate.sieve(Look(stop=stop)))
 
 
 # Copies.
 
 
-def drawn(parts: tuple[np.ndarray, ...]) -> dict[str, Drawn]:
-    return {
-        label: Drawn(part, np.arange(len(part)), len(part), {})
-        for label, part in zip(LABELS, parts, strict=True)
-    }
-
-
 def test_a_model_that_memorises_is_found_out(case: Case) -> None:
     """It draws the training pictures again, a little darker."""
-    again = tuple(
-        np.resize(part * np.float32(0.97), (164, 8, 8, 1)).astype(np.uint8) for part in case.train
-    )
-    told, png = _copies(case, Options(), bounds_of(case), drawn(again), None)
-    assert told["share"]["value"] > 0.95
-    assert told["share"]["low"] > COPIES
-    assert {label: one["pictures"] for label, one in told["classes"].items()} == {"0": 4, "4": 124}
-    assert png.startswith(b"\x89PNG")
+    again = [(part * np.float32(0.97)).astype(np.uint8) for part in case.train]
+    found = copies_of(case, bounds_of(case), dict(zip(LABELS, again, strict=True)))
+    assert found.pictures == 160 + 164 + 40
+    assert found.share.value > 0.95
+    assert found.copying
+    assert found.copied == LABELS
+    assert found.png().startswith(b"\x89PNG")
+    part, picture, training = found.pairs[0]
+    assert part < 1
+    assert np.abs(picture.astype(int) - training).max() <= 8
 
 
 def test_real_pictures_are_no_copies(case: Case) -> None:
-    told, _ = _copies(case, Options(), bounds_of(case), drawn(case.test), None)
-    assert told["share"]["low"] < COPIES
+    held_out = [np.concatenate(both) for both in zip(case.calibration, case.test, strict=True)]
+    found = copies_of(case, bounds_of(case), dict(zip(LABELS, held_out, strict=True)))
+    assert not found.copying
+    assert found.copied == ()
+
+
+def test_classes_that_nothing_is_drawn_of_are_not_looked_at(case: Case) -> None:
+    none, some = case.test[0][:0], case.test[2]
+    found = copies_of(case, bounds_of(case), {"0": none, "1": none, "4": some})
+    assert (tuple(found.classes), found.pictures) == (("4",), len(some))

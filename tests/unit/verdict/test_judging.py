@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from manege.metrics.copies import Bound
 from manege.metrics.estimate import Estimate
 from manege.verdict.arms import Arm
+from manege.verdict.copying import ClassCopies, Copies
 from manege.verdict.judging import (
     Finding,
     Outcome,
@@ -24,7 +26,12 @@ from manege.verdict.judging import (
 LABELS = ("cat", "dog")
 EACH = 400
 TARGETS = np.repeat([0, 1], EACH)
-NONE_COPIED = Estimate(0.02, 0.01, 0.03)
+
+
+def copies(**near: int) -> Copies:
+    """Near-copies among a hundred pictures of each class, 300 real ones behind each bound."""
+    bound = Bound(0.1, 300, left_out=False)
+    return Copies({label: ClassCopies(100, near.get(label, 2), bound) for label in LABELS}, ())
 
 
 def trial(**recalls: tuple[float, float]) -> Trial:
@@ -116,8 +123,8 @@ def test_the_arm_put_forward_is_the_better_one_in_calibration() -> None:
     assert chosen_arm({}) is Arm.ADDED_AUGMENTED
 
 
-def judged(one: Trial, share: Estimate = NONE_COPIED, copied: tuple[str, ...] = ()):
-    return decide(compare(one, Arm.ADDED, LABELS), share, copied)
+def judged(one: Trial, **near: int) -> tuple[Outcome, tuple[str, ...], str]:
+    return decide(compare(one, Arm.ADDED, LABELS), copies(**near))
 
 
 def test_a_clear_gain_over_the_best_arm_says_use_it() -> None:
@@ -138,7 +145,7 @@ def test_a_gain_over_every_arm_but_one_does_not() -> None:
 def test_a_gain_that_may_be_chance_does_not() -> None:
     found = compare(trial(added=(0.505, 0.5)), Arm.ADDED, LABELS)
     assert found.gain.low <= 0 < found.gain.value
-    assert decide(found, NONE_COPIED, ())[0] is Outcome.DONT
+    assert decide(found, copies())[0] is Outcome.DONT
 
 
 def test_a_loss_is_called_one() -> None:
@@ -153,7 +160,8 @@ def test_classes_that_gain_while_the_whole_does_not_are_named() -> None:
     assert (outcome, classes) == (Outcome.USE_FOR, ("cat",))
     assert sentence.startswith("Use it for cat: ")
     assert "cat +12.0 points" in sentence
-    assert judged(one, copied=("cat",))[0] is Outcome.DONT
+    assert "over all classes it is not shown to help" in sentence
+    assert judged(one, cat=20)[0] is Outcome.DONT
 
 
 def test_a_class_must_gain_over_the_arm_that_is_best_at_it() -> None:
@@ -171,16 +179,21 @@ def test_classes_that_nothing_was_added_to_are_not_named() -> None:
 
 def test_copying_outweighs_any_gain() -> None:
     good = trial(added=(0.9, 0.9))
-    outcome, _, sentence = judged(good, Estimate(0.30, 0.25, 0.35))
+    outcome, _, sentence = judged(good, cat=30, dog=30)
     assert outcome is Outcome.COPIES
-    assert sentence.startswith("Don't: it copies; 30% [25%, 35%]")
-    assert judged(good, Estimate(0.12, 0.099, 0.14))[0] is Outcome.USE
+    assert sentence.startswith("Don't: it copies; 30% [24%, 37%]")
+    # 14 % [10 %, 19 %] might be 10 %.
+    assert judged(good, cat=14, dog=14)[0] is Outcome.USE
 
 
-def test_a_copied_class_is_taken_out_of_use_it() -> None:
-    outcome, _, sentence = judged(trial(added=(0.9, 0.9)), copied=("dog",))
-    assert outcome is Outcome.USE
-    assert sentence.startswith("Use it, but not for dog, which it copies: ")
+def test_where_a_class_is_copied_only_others_that_gain_are_recommended() -> None:
+    outcome, classes, sentence = judged(trial(added=(0.9, 0.9)), dog=20)
+    assert (outcome, classes) == (Outcome.USE_FOR, ("cat",))
+    assert sentence.startswith("Use it for cat: ")
+    assert sentence.endswith("; it copies dog.")
+    outcome, classes, sentence = judged(trial(added=(0.5, 0.9)), dog=20)
+    assert (outcome, classes) == (Outcome.COPIES, ())
+    assert sentence.startswith("Don't: it copies dog, and no other class is shown to gain; with")
 
 
 def test_balanced_data_are_told() -> None:
@@ -194,4 +207,4 @@ def test_use_it_wants_the_interval_above_0() -> None:
     gains = {label: Estimate(0.01, 0, 0.02) for label in LABELS}
     for low, outcome in ((0.0, Outcome.DONT), (1e-9, Outcome.USE)):
         found = Finding(Arm.ADDED, Arm.REAL, Estimate(0.01, low, 0.02), gains, ())
-        assert decide(found, NONE_COPIED, ())[0] is outcome
+        assert decide(found, copies())[0] is outcome
