@@ -329,35 +329,53 @@ def test_a_damaged_training_is_named(judged: Path, tmp_path: Path) -> None:
 # Models without labels, and the gate.
 
 
-@pytest.fixture(scope="module")
-def unlabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two digits that was not told which is which; not to be changed."""
-    folder = tmp_path_factory.mktemp("unlabelled")
+GRID = (
+    *("cellular", "--grid", "1x2", "--set", "cellular.mixture.samples=100"),
+    *("--set", "cellular.mixture.steps=5", "--set", "cellular.mixture.final_samples=200"),
+    *("--set", "cellular.mixture.final_steps=5"),
+)
+
+
+def train_unlabelled(folder: Path, *method: str) -> Path:
+    """A run on two digits that was not told which is which."""
     done = run_here(
-        *("train", "digits", "--classes", "0,1", "--limit", "1=60", "--method", "single"),
-        *("--preset", "cellular-modern", "--networks", "mlp", "--score", "none", "--rounds", "2"),
-        *("--set", "training.batches_per_round=150", "--out", "single"),
+        *("train", "digits", "--classes", "0,1", "--limit", "1=60", "--method", *method),
+        *("--preset", "cellular-modern", "--networks", "mlp", "--rounds", "2"),
+        *("--set", "training.batches_per_round=150", "--out", "run"),
         cwd=folder,
     )
     assert done.code == 0, done.err
     return folder
 
 
-def test_a_classifier_names_the_pictures_of_a_model_without_labels(
-    unlabelled: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "more"
-    done = run_here("export", "single", "--balance-to", "180", "-o", out, "--json", cwd=unlabelled)
+@pytest.fixture(scope="module")
+def unlabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of such a run; not to be changed."""
+    return train_unlabelled(tmp_path_factory.mktemp("single"), "single", "--score", "none")
+
+
+def check_balanced(folder: Path, out: Path) -> None:
+    done = run_here("export", "run", "--balance-to", "180", "-o", out, "--json", cwd=folder)
     assert done.code == 0, done.err
     assert done.json["labelled_by"] == "classifier"
     assert pictures_in(out) == {"0": 20, "1": 120}
     assert json.loads((out / "manifest.json").read_text())["labelled_by"] == "classifier"
 
 
+def test_a_classifier_names_the_pictures_of_a_model_without_labels(
+    unlabelled: Path, tmp_path: Path
+) -> None:
+    check_balanced(unlabelled, tmp_path / "more")
+
+
+def test_a_classifier_names_the_pictures_of_a_grid(tmp_path: Path) -> None:
+    check_balanced(train_unlabelled(tmp_path, *GRID), tmp_path / "more")
+
+
 def test_the_gate_of_an_export_is_counted(unlabelled: Path, tmp_path: Path) -> None:
     out = tmp_path / "more"
     done = run_here(
-        *("export", "single", "--balance-to", "180", "--gate", "--data", "digits", "-o", out),
+        *("export", "run", "--balance-to", "180", "--gate", "--data", "digits", "-o", out),
         "--json",
         cwd=unlabelled,
     )
@@ -373,14 +391,14 @@ def test_the_gate_of_an_export_is_counted(unlabelled: Path, tmp_path: Path) -> N
 
 
 def test_a_verdict_with_the_gate_and_without_labels(unlabelled: Path, tmp_path: Path) -> None:
-    shutil.copytree(unlabelled / "single", tmp_path / "single")
-    done = run_here("verdict", "single", "--gate", *QUICK, "--json", cwd=tmp_path)
+    shutil.copytree(unlabelled / "run", tmp_path / "run")
+    done = run_here("verdict", "run", "--gate", *QUICK, "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     tree = done.json
     assert (tree["labelled_by"], tree["protocol"]["gate"]) == ("classifier", True)
     assert tree["cas"]["real_to_synthetic"] is None
     assert set(tree["gate"]) == {"0", "1"}
-    assert (tmp_path / "single" / "verdict").is_dir()
+    assert (tmp_path / "run" / "verdict").is_dir()
 
 
 def test_a_class_that_hardly_passes_is_refused(tail: Path, manege: Command) -> None:
