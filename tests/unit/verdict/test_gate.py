@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,12 @@ def test_the_bounds_are_told(gate: Gate) -> None:
     assert told["0"]["nearest_from"] == "160 training pictures"
     assert 0 < told["0"]["nearest"] < 1
     assert 0 <= told["0"]["probability"] <= 1
+
+
+def test_no_bound_depends_on_a_test_picture(case: Case, looker: Looker, gate: Gate) -> None:
+    other = replace(case, test=tuple(255 - part for part in case.test))
+    assert bounds_of(other) == gate.bounds
+    assert gate_of(other, looker, gate.bounds).least == gate.least
 
 
 # Drawing through it.
