@@ -16,7 +16,7 @@ from manege.cli.output import emit_json, say
 from manege.errors import ConfigError
 
 if TYPE_CHECKING:
-    from manege.verdict import Verdict
+    from manege.verdict import Options, Verdict
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Data = Annotated[
@@ -99,7 +99,8 @@ def export(
     """Write a run's model into a folder that needs nothing else, or pictures that balance its data.
 
     With --balance-to N it is an image folder with a manifest: put beside the real training
-    pictures, it gives every class N of them. With --gate the manifest counts what was left out.
+    pictures, it gives every class at least N of them. With --gate the manifest counts what was
+    left out.
     """
     from manege.cli.samples import check_free, check_new_folder
 
@@ -112,7 +113,10 @@ def export(
             ("--force", force),
         ):
             if given:
-                raise ConfigError(f"{option}: draws pictures, expected --balance-to N beside it")
+                raise ConfigError(
+                    f"{option}: concerns pictures, expected --balance-to N beside it; add that, or "
+                    f"leave {option} out"
+                )
         from manege.api import export as export_run
 
         check_new_folder(out)
@@ -121,26 +125,20 @@ def export(
     check_free(out, force=force)
     if out.suffix.lower() in (".png", ".npz"):
         raise ConfigError(f"-o {out}: found {out.suffix}, expected the name of a folder")
-    _export_pictures(run, out, balance_to, (data, data_root, gate, seed or 0), as_json=json_)
+    from manege.verdict import Options
+
+    options = Options(data=data, data_root=data_root, gate=gate, seed=seed or 0)
+    _export_pictures(run, out, balance_to, options, as_json=json_)
 
 
-def _export_pictures(
-    run: Path,
-    out: Path,
-    to: int,
-    how: tuple[str | None, str | None, bool, int],
-    *,
-    as_json: bool,
-) -> None:
+def _export_pictures(run: Path, out: Path, to: int, options: Options, *, as_json: bool) -> None:
     from manege.cli.samples import recipe_of, write_folder
     from manege.files import blaming
-    from manege.verdict import Options, balance
+    from manege.verdict import balance
     from manege.verdict.look import Look
 
-    data, data_root, gate, seed = how
-    options = Options(data=data, data_root=data_root, gate=gate, seed=seed)
     found = balance(run, to, options, Look(_tell, _display(), counter=_counter()))
-    recipe = recipe_of(found.model, seed, "exact")
+    recipe = recipe_of(found.model, options.seed, "exact")
     with blaming(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_folder(found.samples, out, recipe, found.about)
@@ -148,7 +146,8 @@ def _export_pictures(
         pictures = len(found.samples.labels)
         emit_json({"out": str(out), "pictures": pictures, **recipe, **found.about})
         return
-    say(f"{len(found.samples.labels):,} pictures in {out}; with the real ones {to:,} of each class")
+    number = f"{len(found.samples.labels):,} pictures"
+    say(f"{number} in {out}; with the real ones at least {to:,} of each class")
     if found.about["labelled_by"] == "classifier":
         say("  the model draws without labels: a classifier of the real pictures gave them")
     for label, one in found.about["classes"].items():
