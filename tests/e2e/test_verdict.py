@@ -136,7 +136,7 @@ def test_more_seeds_use_those_that_are_there(judged: Path, tmp_path: Path) -> No
 def test_a_stopped_verdict_goes_on_where_it_was(judged: Path, made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path / "tail")
     process = subprocess.Popen(
-        [sys.executable, "-m", "manege", "verdict", "tail", "--seeds", "2", "--steps", "40"],
+        [sys.executable, "-m", "manege", "verdict", "tail", "--seeds", "2", "--steps", "15"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -160,12 +160,12 @@ def test_a_stopped_verdict_goes_on_where_it_was(judged: Path, made: Path, tmp_pa
         f"manege: stopped; {len(kept)} of 14 trainings are kept, and the same command goes on"
     )
     stamps = {path: path.stat().st_mtime_ns for path in kept}
-    again = run_here("verdict", "tail", "--seeds", "2", "--steps", "40", "--json", cwd=tmp_path)
+    again = run_here("verdict", "tail", "--seeds", "2", "--steps", "15", "--json", cwd=tmp_path)
     assert again.code == 0
     assert f"{14 - len(kept)} of {14 - len(kept)} trainings" in again.err
     assert {path: path.stat().st_mtime_ns for path in kept} == stamps
     shutil.rmtree(tmp_path / "tail" / "verdict")
-    whole = run_here("verdict", "tail", "--seeds", "2", "--steps", "40", "--json", cwd=tmp_path)
+    whole = run_here("verdict", "tail", "--seeds", "2", "--steps", "15", "--json", cwd=tmp_path)
     assert whole.json == again.json
 
 

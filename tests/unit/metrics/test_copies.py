@@ -75,13 +75,12 @@ def test_held_out_pictures_give_five_in_a_hundred() -> None:
 
 
 def test_few_held_out_pictures_give_five_in_a_hundred_on_average() -> None:
-    real = blobs(2_900, side=7)
-    shares = [
-        share_near(real[2_300:], real[:300], bound_of(real[:300], real[start : start + 20]))
-        for start in range(300, 2_300, 20)
-    ]
-    # A hundred bounds, each with a deviation of 4.7 %.
-    assert np.mean(shares) == pytest.approx(0.05, abs=0.015)
+    """Plain pictures of even brightness, black ones to copy: a bound is the share below it."""
+    rng = np.random.default_rng(0)
+    bounds = [bound_of(flat(0), flat(*rng.integers(0, 256, 20))).distance for _ in range(400)]
+    # 1.05/21, less half a level for whole numbers; the mean of 400 has a deviation of 0.24 %.
+    # The usual percentile, between the two lowest, would give 9 %.
+    assert np.mean(bounds) == pytest.approx(0.048, abs=0.01)
 
 
 @pytest.mark.parametrize(
