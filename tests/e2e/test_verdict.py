@@ -133,7 +133,7 @@ def test_more_seeds_use_those_that_are_there(judged: Path, tmp_path: Path) -> No
     assert sum(name.endswith("-seed-2.npz") for name in after) == 7
 
 
-def test_a_stopped_verdict_goes_on_where_it_was(judged: Path, made: Path, tmp_path: Path) -> None:
+def test_a_stopped_verdict_goes_on_where_it_was(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path / "tail")
     process = subprocess.Popen(
         [sys.executable, "-m", "manege", "verdict", "tail", "--seeds", "2", "--steps", "15"],
@@ -331,6 +331,7 @@ def test_a_damaged_training_is_named(judged: Path, tmp_path: Path) -> None:
 
 GRID = (
     *("cellular", "--grid", "1x2", "--set", "cellular.mixture.samples=100"),
+    *("--set", "cellular.fitness_samples=32", "--set", "training.batches_per_round=40"),
     *("--set", "cellular.mixture.steps=5", "--set", "cellular.mixture.final_samples=200"),
     *("--set", "cellular.mixture.final_steps=5"),
 )
@@ -340,8 +341,7 @@ def train_unlabelled(folder: Path, *method: str) -> Path:
     """A run on two digits that was not told which is which."""
     done = run_here(
         *("train", "digits", "--classes", "0,1", "--limit", "1=60", "--method", *method),
-        *("--preset", "cellular-modern", "--networks", "mlp", "--rounds", "2"),
-        *("--set", "training.batches_per_round=150", "--out", "run"),
+        *("--preset", "cellular-modern", "--networks", "mlp", "--rounds", "2", "--out", "run"),
         cwd=folder,
     )
     assert done.code == 0, done.err
@@ -351,7 +351,8 @@ def train_unlabelled(folder: Path, *method: str) -> Path:
 @pytest.fixture(scope="module")
 def unlabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of such a run; not to be changed."""
-    return train_unlabelled(tmp_path_factory.mktemp("single"), "single", "--score", "none")
+    steps = ("--set", "training.batches_per_round=150")
+    return train_unlabelled(tmp_path_factory.mktemp("single"), "single", *steps, "--score", "none")
 
 
 def check_balanced(folder: Path, out: Path) -> None:
