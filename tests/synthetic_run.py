@@ -153,6 +153,23 @@ def grid_events(rows: int, columns: int, rounds: int) -> Iterator[dict[str, Any]
     yield _event(t, "run_finished", finished=cells, failed=[], seconds=t - T0)
 
 
+def measured(
+    events: Iterator[dict[str, Any]], *, space: str = "random-00000000", samples: int = 64
+) -> Iterator[dict[str, Any]]:
+    """The same, each round with its collapse and cycling."""
+    for event in events:
+        if event["event"] == "round":
+            round_ = event["round"]
+            event["indices"] = {
+                "collapse": 1 / round_,
+                "cycling": None if round_ < 3 else 0.1 * round_,
+                "moved": None if round_ < 2 else 0.2,
+                "samples": samples,
+                "space": space,
+            }
+        yield event
+
+
 def make_run(
     path: Path,
     events: Iterator[dict[str, Any]],

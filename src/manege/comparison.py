@@ -16,7 +16,8 @@ from manege import pictures
 from manege.errors import ConfigError
 from manege.evaluation import Evaluation, Options, evaluate
 from manege.metrics import Counting, Score
-from manege.report.run import differences
+from manege.report.history import Settled
+from manege.report.run import differences, read_run, stability_rows
 from manege.rundir import RunDir
 from manege.sampler import open_model, run_config
 
@@ -33,6 +34,9 @@ class Comparison:
     differences: dict[str, tuple[Any, ...]]
     """Keys of the configuration that are not the same everywhere, with each run's value."""
     evaluations: tuple[Evaluation, ...]
+    stability: dict[str, tuple[Settled | None, ...]]
+    """Each run's collapse and cycling over the last half of its rounds; in one row only where
+    feature space, number of samples and real pictures are the same."""
     sheet: pictures.Picture
     """A block for each run, a row for each label, all at the same seed."""
 
@@ -54,6 +58,10 @@ class Comparison:
             "scores": {
                 name: [score.as_dict() if score else None for score in row]
                 for name, row in self.rows().items()
+            },
+            "stability": {
+                name: [one._asdict() if one else None for one in row]
+                for name, row in self.stability.items()
             },
             "left_out": [one.left_out for one in self.evaluations],
             "evaluations": [str(one.file) if one.file else None for one in self.evaluations],
@@ -82,7 +90,11 @@ def compare(
     names = tuple(str(run) for run in runs)
     sheets = [_sheet(rundir, options.seed) for rundir in opened]
     return Comparison(
-        names, differences(configs), evaluations, pictures.side_by_side(names, sheets)
+        names,
+        differences(configs),
+        evaluations,
+        stability_rows([read_run(run) for run in runs]),
+        pictures.side_by_side(names, sheets),
     )
 
 

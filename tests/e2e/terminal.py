@@ -44,13 +44,14 @@ def on_terminal(
     rows: int,
     press: Callable[[str], str] = lambda text: "",
     env: dict[str, str] | None = None,
+    program: Sequence[str] = (sys.executable, "-m", "manege"),
     timeout_s: float = 240.0,
 ) -> Shown:
     """The command on a terminal of its own; `press` is shown all that was written, and answers."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-c", _OWN_TERMINAL, *map(str, words)],
+        [sys.executable, "-c", _OWN_TERMINAL, *program, *map(str, words)],
         cwd=cwd,
         env={**os.environ, "TERM": "xterm-256color", **(env or {})},
         stdin=theirs,
@@ -82,8 +83,7 @@ def on_terminal(
 
 # The session's leader takes the terminal, as a shell would for it; then the command.
 _OWN_TERMINAL = """
-import fcntl, termios
+import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from manege.cli import main
-main()
+os.execvp(sys.argv[1], sys.argv[1:])
 """

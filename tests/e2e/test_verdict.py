@@ -73,7 +73,7 @@ def test_limits_cut_a_class_and_its_probability(made: Path) -> None:
 
 def test_a_verdict_is_a_table_a_sentence_and_files(judged: Path) -> None:
     out = (judged / "out.txt").read_text()
-    assert "digits: 338 training pictures, 20 to 161 a class; tested on 36 that nothing" in out
+    assert "digits: 338 training pictures, 20 to 161 a class; tested on 36 that neither" in out
     for words in ("b+c  real, oversampled and augmented", "f    synthetic only", "near-copies: "):
         assert words in out
     sentence, *files = out.rsplit("\n\n", 1)[1].splitlines()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -100,6 +102,31 @@ class Pausing:
 
     def wishes(self) -> list[str]:
         return {1: ["pause", "checkpoint", "sheet"], 31: ["resume"]}.get(self.looks, [])
+
+
+def test_ctrl_z_gives_the_terminal_back_and_the_run_goes_on_later(tmp_path):
+    pressed: list[str] = []
+
+    def press(text: str) -> str:
+        if not pressed and text.count("\x1b[H") > 2:
+            pressed.append("Ctrl-Z")
+            return "\x1a"
+        return ""
+
+    train = shlex.join([sys.executable, "-m", "manege", *LONG, "--rounds", "100"])
+    # A shell that goes on when its command stops, and takes it up again.
+    lines = f"{train} --score none; echo stopped with $?; stty -a; sleep 3; fg; exit $?"
+    words = ["--norc", "-i", "-c", lines]
+    shown = on_terminal(words, cwd=tmp_path, columns=80, rows=24, press=press, program=("bash",))
+    assert shown.code == 0, shown.text[-2000:]
+    before, after = shown.text.split(f"stopped with {128 + signal.SIGTSTP}")
+    assert before.rindex("\x1b[?1049l") > before.rindex("\x1b[?1049h")
+    between, again = after.split("\x1b[?1049h", 1)
+    assert " icanon" in between
+    assert "-echo " not in between
+    assert "finished in" in again.rsplit("\x1b[?1049l", 1)[1]
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert "trainer_died" not in events
 
 
 def test_a_pause_is_part_of_no_round_and_what_is_asked_for_is_done(tmp_path):

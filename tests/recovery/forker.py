@@ -72,7 +72,7 @@ def state_of(path: Path) -> dict[str, str]:
     # A round trained again tells again; the last word counts.
     hashes = {
         f"round {event['round']} of {event['cell']}": repr(
-            [event[key] for key in ("steps", "images", "losses", "spread", "augment")]
+            [event[key] for key in ("steps", "images", "losses", "spread", "augment", "indices")]
         )
         for event in rundir.events()
         if event["event"] == "round"

@@ -38,6 +38,7 @@ from manege.methods.shares import Shares
 from manege.models import ALIGN, objective_loss
 from manege.rundir import RunDir
 from manege.sampler import of_run
+from manege.trainer.binding import gauge_of
 
 CPU = torch.device("cpu")
 NAN = float("nan")
@@ -113,7 +114,9 @@ def _config(*sets: str) -> RunConfig:
 
 
 def _method(*sets: str, scorer: Looker | None = None) -> Cellular:
-    return Cellular(_config(*sets), _digits(), CPU, lambda phase: nullcontext(), scorer or Looker())
+    config = _config(*sets)
+    gauge = gauge_of(config, _digits(), None)
+    return Cellular(config, _digits(), CPU, lambda phase: nullcontext(), scorer or Looker(), gauge)
 
 
 States = dict[str, GridState]
@@ -1003,6 +1006,26 @@ def _same(one: dict, other: dict) -> bool:
         and all(np.array_equal(array, other[cell][0][name]) for name, array in arrays.items())
         for cell, (arrays, counters) in one.items()
     )
+
+
+def test_a_grid_measures_its_centres_and_trains_as_if_it_did_not():
+    rate = "training.optimiser.generator_lr=0.05"
+    method, other = _method(rate), _method(rate, "stability.every_rounds=null")
+    states, left_alone = _states(method), _states(other)
+    told: dict[str, list] = {cell: [] for cell in states}
+    for cell, step in _march(method, states, 4):
+        if step.losses is not None:
+            told[cell].append((step.grid["generator"]["replaced"], step.indices))
+    assert all(step.indices is None for _, step in _march(other, left_alone, 4))
+    for cell, state in states.items():
+        bits = {name: one for name, one in _bits(state).items() if name != "trail"}
+        assert bits == _bits(left_alone[cell])
+        # A centre that stays has not moved; one that was replaced has.
+        for replaced, indices in told[cell][1:]:
+            assert (indices["moved"] > 1e-9) == replaced
+        assert told[cell][-1][1]["cycling"] is not None
+    kinds = {replaced for rows in told.values() for replaced, _ in rows[1:]}
+    assert kinds == {True, False}  # Else this tells nothing.
 
 
 def test_the_reduction_of_a_restored_grid_is_that_of_the_first():

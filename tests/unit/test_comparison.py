@@ -123,12 +123,33 @@ def test_numbers_against_different_pictures_never_share_a_row(runs, other):
     assert all(" vs digits-" in name for name in found.rows())
 
 
+def test_collapse_and_cycling_of_runs_on_the_same_pictures_share_their_rows(runs):
+    found = manege.compare([runs["plain"], runs["other"]], **QUICK)
+    ((name, row),) = found.stability.items()  # After one round nothing can have come back.
+    assert name.startswith("collapse@random-")
+    for run, settled in zip(("plain", "other"), row, strict=True):
+        told = [
+            json.loads(line)["indices"]["collapse"]
+            for line in (runs[run] / "events.jsonl").read_text().splitlines()
+            if '"event":"round"' in line.replace(" ", "")
+        ]
+        assert settled.mean == pytest.approx(np.mean(told))
+        assert (settled.low, settled.high, settled.cells) == (min(told), max(told), 2)
+    assert found.as_dict()["stability"][name][0]["mean"] == row[0].mean
+
+
+def test_collapse_and_cycling_against_different_pictures_share_no_row(runs):
+    found = manege.compare([runs["plain"], runs["limited"]], **QUICK)
+    assert len(found.stability) == 2
+    assert all(None in row for row in found.stability.values())
+
+
 def test_numbers_of_different_spaces_never_share_a_row(runs):
     plain = [
         manege.evaluate(runs["plain"], samples=60, features=kind)
         for kind in ("random", "classifier")
     ]
-    found = Comparison(("a", "b"), {}, tuple(plain), np.zeros((1, 1, 3), np.uint8))
+    found = Comparison(("a", "b"), {}, tuple(plain), {}, np.zeros((1, 1, 3), np.uint8))
     check_rows(found)
     shared = [name for name, row in found.rows().items() if None not in row]
     assert shared

@@ -20,6 +20,7 @@ from manege.errors import ConfigError
 from manege.methods import Independent, Step, independent, shares
 from manege.models import to_bytes
 from manege.rundir import RunDir
+from manege.trainer.binding import gauge_of
 
 CPU = torch.device("cpu")
 NAN = float("nan")
@@ -43,7 +44,9 @@ RESNET = ("networks.kind=resnet", *BARE[1:3], "networks.latent=4")
 
 def _method(*sets: str) -> Independent:
     config = resolve(preset="paper", flags={"data.source": "digits"}, sets=[*BASE, *sets])
-    return Independent(config, open_dataset(config.data), CPU, lambda phase: nullcontext())
+    dataset = open_dataset(config.data)
+    gauge = gauge_of(config, dataset, None)
+    return Independent(config, dataset, CPU, lambda phase: nullcontext(), None, gauge)
 
 
 def _train(method: Independent, cell: str, rounds: int) -> np.ndarray:
@@ -133,6 +136,67 @@ def test_training_leaves_the_global_generators_alone_and_is_the_same_every_time(
     torch.manual_seed(7)
     assert np.array_equal(first, _train(_method(*sets), cell, 1))
     assert not np.array_equal(first, _train(_method(*sets, "seed=1"), cell, 1))
+
+
+# Collapse and cycling.
+
+MEASURED = ("training.batches_per_round=2", "training.ema=0.9", "stability.samples=32")
+
+
+def _indices(method: Independent, cell: str, state: CellState, rounds: int) -> list:
+    steps = [step for _ in range(rounds) for step in method.advance(cell, state)]
+    return [step.indices for step in steps if step.losses is not None]
+
+
+@pytest.mark.parametrize("name", ["paper", "conditional"])
+def test_training_is_the_same_whether_it_is_measured_or_not(name):
+    sets = (*SETTINGS[name], *MEASURED)
+    cell = ALL if name == "conditional" else "3"
+    measured, left_alone = _method(*sets), _method(*sets, "stability.every_rounds=null")
+    state, other = measured.init(cell), left_alone.init(cell)
+    told = _indices(measured, cell, state, 4)
+    assert all(one["collapse"] is not None for one in told)
+    assert _indices(left_alone, cell, other, 4) == [None] * 4
+    assert {k: v for k, v in _bits(state).items() if k != "trail"} == _bits(other)
+    assert {**state.counters(), "trail": ""} == other.counters()
+
+
+def test_indices_begin_when_there_is_something_to_compare_with_and_go_on_after_a_restore():
+    sets = (*MEASURED, "stability.window=3")
+    method = _method(*sets)
+    whole = method.init("3")
+    told = _indices(method, "3", whole, 6)
+    assert [one["moved"] is None for one in told] == [True, *[False] * 5]
+    assert [one["cycling"] is None for one in told] == [True, True, *[False] * 4]
+    assert len(whole.trail.moments) == 3
+    state = method.init("3")
+    assert _indices(method, "3", state, 4) == told[:4]
+    arrays = {name: array.copy() for name, array in state.to_arrays().items()}
+    other = _method(*sets)
+    restored = other.init("3")
+    restored.restore(arrays, json.loads(json.dumps(state.counters())))
+    assert _indices(other, "3", restored, 2) == told[4:]
+    assert _bits(restored) == _bits(whole)
+
+
+def test_a_commit_of_an_earlier_version_begins_with_an_empty_trail():
+    method = _method(*MEASURED)
+    state = method.init("3")
+    list(method.advance("3", state))
+    arrays = {name: array.copy() for name, array in state.to_arrays().items() if name != "trail"}
+    counters = {key: value for key, value in state.counters().items() if key != "trail"}
+    restored = method.init("3")
+    restored.restore(arrays, counters)
+    (told,) = _indices(method, "3", restored, 1)
+    assert told["moved"] is None
+
+
+def test_rounds_between_two_measurements_tell_nothing():
+    told = _indices(
+        method := _method(*MEASURED, "stability.every_rounds=2"), "3", method.init("3"), 4
+    )
+    assert [one is None for one in told] == [True, False, True, False]
+    assert told[3]["moved"] is not None
 
 
 # One cell for all the data.

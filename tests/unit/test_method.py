@@ -389,7 +389,7 @@ def test_a_run_made_longer_equals_one_that_was_long_from_the_start(tmp_path, net
     manege.resume(tmp_path / "parts", rounds=6)
     _run(tmp_path / "whole", rounds=6, **settings)
     ours, theirs = _commit(tmp_path / "parts"), _commit(tmp_path / "whole")
-    assert set(ours.tensors) == {"generator", "discriminator", "loss_sums", "ema", "best"}
+    assert set(ours.tensors) == {"generator", "discriminator", "loss_sums", "ema", "best", "trail"}
     for name, tensor in theirs.tensors.items():
         assert np.array_equal(ours.tensors[name], tensor), name
     timeless = [{k: v for k, v in one.meta.items() if k != "spent_s"} for one in (ours, theirs)]

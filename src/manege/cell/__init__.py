@@ -27,6 +27,7 @@ from manege.cell.step import (
     update_discriminator,
     update_generator,
 )
+from manege.cell.trail import Gauge, Trail
 from manege.cell.watchdog import collapse, round_trouble, spread_of, step_trouble
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "CellState",
     "Centre",
     "Estimated",
+    "Gauge",
     "GridState",
     "Individual",
     "Judgement",
@@ -46,6 +48,7 @@ __all__ = [
     "Pair",
     "Scorer",
     "Streams",
+    "Trail",
     "Weights",
     "adapted",
     "born_in",

@@ -73,7 +73,7 @@ class GridState:
         """Everything but the counters, as numpy arrays."""
         previous = {} if self.previous is None else self.previous.to_arrays()
         return {
-            **(self.offspring.to_arrays() if self.step else {}),
+            **(self.offspring.to_arrays() if self.step else self.offspring.trail.to_arrays()),
             **{f"generator {k}": record for k, record in enumerate(self.generators)},
             **{f"discriminator {k}": record for k, record in enumerate(self.discriminators)},
             "centre moments": self.centre.moments,

@@ -19,6 +19,7 @@ from manege.cell.centre import Centre
 from manege.cell.individual import Individual
 from manege.cell.score import Best, Judgement, Weights
 from manege.cell.step import Pair
+from manege.cell.trail import Trail
 from manege.config import RunConfig, SpectralConstraint, Training, stream
 from manege.device import Devices, both
 from manege.models import (
@@ -72,6 +73,8 @@ class CellState:
     """The chance of each kind of change to a picture."""
     overfit: float = 0.0
     """As it was last told from pictures kept out of training."""
+    trail: Trail = field(default_factory=Trail)
+    """Where the generator has been, at the ends of the last rounds; on a grid the centre."""
     good: Good | None = None
     """What the round under way began with, where it may be begun again."""
     began: tuple[float, float] | None = None
@@ -145,6 +148,7 @@ class CellState:
             **self._changing(),
             "loss_sums": self.loss_sums.cpu().numpy(),
             **({} if self.best is None else {"best": self.best.body}),
+            **self.trail.to_arrays(),
             **{f"good {name}": array for name, array in good.items()},
         }
 
@@ -169,6 +173,7 @@ class CellState:
             "widest": self.widest,
             "augment": self.augment,
             "overfit": self.overfit,
+            "trail": self.trail.gauge,
             "began": self.began if self.step > 0 else None,
             "good": (
                 [self.good.averaged, self.good.augment, self.good.overfit]
@@ -186,6 +191,8 @@ class CellState:
         self.averaged = int(counters["averaged"])
         self.widest = float(counters["widest"])
         self.augment, self.overfit = float(counters["augment"]), float(counters["overfit"])
+        # Commits of earlier versions have none.
+        self.trail = Trail.of(arrays, str(counters.get("trail", "")))
         began = counters["began"]
         self.began = None if began is None else (float(began[0]), float(began[1]))
         self.best = self.good = None

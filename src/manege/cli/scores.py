@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from manege.comparison import Comparison
     from manege.evaluation import Evaluation
     from manege.metrics import Score
+    from manege.report.history import Settled
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Metrics = Annotated[
@@ -176,6 +177,10 @@ def _print_comparison(comparison: Comparison) -> None:
         (name, *("-" if score is None else _with_interval(score) for score in row))
         for name, row in comparison.rows().items()
     ]
+    rows += [
+        (f"{name}, last half", *("-" if one is None else _of_cells(one) for one in row))
+        for name, row in comparison.stability.items()
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -189,6 +194,11 @@ def _brief(value: Any) -> str:
 def _with_interval(score: Score) -> str:
     marks = "".join(f" ({mark})" for mark in score.marks)
     return f"{score.value:.4g} [{score.low:.4g}, {score.high:.4g}]{marks}"
+
+
+def _of_cells(one: Settled) -> str:
+    cells = f", {one.cells} cells {one.low:.4g} to {one.high:.4g}" if one.cells > 1 else ""
+    return f"{one.mean:.4g}{cells}"
 
 
 def _labels(text: str | None) -> tuple[str, ...] | None:

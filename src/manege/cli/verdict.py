@@ -49,8 +49,9 @@ def verdict(
 
     Classifiers are trained on (a) the real pictures, (b) oversampled to balance, (c) augmented,
     (b+c) both, (d) real and synthetic ones balanced to the largest class, (e) these augmented, and
-    (f) synthetic ones only, in equally many steps, and tested on held-out pictures that nothing
-    else has seen. Ctrl-C stops; the same command goes on. The run keeps it all in verdict/.
+    (f) synthetic ones only, in equally many steps, and tested on held-out pictures that
+    neither GAN nor gate nor choice saw. Ctrl-C stops; the same command goes on. The run keeps it
+    all in verdict/.
     """
     from manege.stopping import StopSignals
     from manege.verdict import Options, judge
@@ -192,7 +193,7 @@ def _print(found: Verdict) -> None:
     say(
         f"{protocol['data']['name']}: {sum(train.values()):,} training pictures, "
         f"{min(train.values()):,} to {max(train.values()):,} a class; tested on "
-        f"{sum(test.values()):,} that nothing else saw"
+        f"{sum(test.values()):,} that neither GAN nor gate nor choice saw"
     )
     say(f"{protocol['seeds']} seeds, {protocol['steps']:,} steps each; in %, with 95 % intervals")
     rows = [("", "", "accuracy", "mean recall")]

@@ -331,6 +331,18 @@ class Score(Section):
     """Pictures drawn for each score, at latents that never change over a run."""
 
 
+class Stability(Section):
+    """How collapse and cycling are measured while training; they steer nothing."""
+
+    every_rounds: int | None = Field(default=1, ge=1)
+    """Every so many rounds; null never does."""
+    samples: int | None = Field(default=None, ge=SMALLEST_CLASS, le=100_000)
+    """Pictures drawn for them, at latents that never change over a run; null is an eighth of what
+    a round trains on, from 64 to 512."""
+    window: int = Field(default=10, ge=2, le=1000)
+    """Measured rounds that a generator is compared with: the longest cycle that is seen."""
+
+
 ALL = "all"
 """The key of the one cell that sees all the data."""
 
@@ -368,6 +380,7 @@ class RunConfig(Section):
     checkpoints: Checkpoints = Checkpoints()
     sheets: Sheets = Sheets()
     score: Score = Score()
+    stability: Stability = Stability()
     cellular: Cellular | None = None
     """The grid; of the cellular method alone."""
 

@@ -21,6 +21,7 @@ from manege.cell import (
     CellState,
     Centre,
     Estimated,
+    Gauge,
     GridState,
     Individual,
     Judgement,
@@ -101,6 +102,7 @@ class Cellular:
         on: torch.device | Devices,
         timer: Timer,
         scorer: MixtureScorer,
+        gauge: Gauge | None = None,
     ) -> None:
         assert config.cellular is not None
         self._config = config
@@ -108,6 +110,7 @@ class Cellular:
         self._devices = both(on)
         self._timer = timer
         self._scorer = scorer
+        self._gauge = gauge
         self._shares = Shares(config, dataset, self._devices.discriminator)
         self._numbers = {cell: number for number, cell in enumerate(self._shares.labels)}
         self._schedule = schedule_of(self._grid, tuple(self._numbers))
@@ -197,6 +200,11 @@ class Cellular:
                 updates = -(-steps // (self._grid.skip + 1))
                 discriminator, generator = place.loss_sums.tolist()
                 told = self._end_round(cell, state, inbox, arena, spread)
+                indices = None
+                if self._gauge is not None and self._gauge.due(round_):
+                    with self._timer("indices"):
+                        centre = self._generator(state.centre.generator)
+                        indices = self._shares.indices(cell, place, centre, self._gauge)
                 yield Step(
                     round_,
                     steps,
@@ -208,6 +216,7 @@ class Cellular:
                     },
                     spread=spread or None,
                     grid=told,
+                    indices=indices,
                 )
                 return
 

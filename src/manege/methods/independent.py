@@ -19,6 +19,7 @@ import torch
 from manege.cell import (
     Batch,
     CellState,
+    Gauge,
     Judgement,
     Noise,
     Scorer,
@@ -52,11 +53,13 @@ class Independent:
         on: torch.device | Devices,
         timer: Timer,
         scorer: Scorer | None = None,
+        gauge: Gauge | None = None,
     ) -> None:
         self._config = config
         self._devices = both(on)
         self._timer = timer
         self._scorer = scorer
+        self._gauge = gauge
         self._shares = Shares(config, dataset, self._devices.discriminator)
 
     def cells(self) -> tuple[str, ...]:
@@ -150,6 +153,11 @@ class Independent:
         judgement = self.judge(cell, state) if self.judges_now(state) else None
         if judgement is not None:
             state.keep_if_better(judgement)
+        indices = None
+        if self._gauge is not None and self._gauge.due(state.round_):
+            with self._timer("indices"):
+                network = state.pair.generator.network
+                indices = self._shares.indices(cell, state, network, self._gauge)
         adapts = isinstance(self._config.training.augment, AdaptiveAugment)
         return Step(
             state.round_,
@@ -160,6 +168,7 @@ class Independent:
             judgement=judgement,
             spread=spread or None,
             augment={"chance": state.augment, "overfit": state.overfit} if adapts else None,
+            indices=indices,
         )
 
     def judges_now(self, state: CellState) -> bool:

@@ -43,6 +43,8 @@ class Step:
     """With the last step: the chance of a change and the overfitting that led to it."""
     grid: Mapping[str, Any] | None = None
     """With the last step, on a grid: fitness and lineage of the offspring, mixture, diversity."""
+    indices: Mapping[str, Any] | None = None
+    """With the last step of a round that was measured: collapse, cycling, what they come from."""
     trouble: str | None = None
     """Why the round broke down; it begins again with the next step."""
 

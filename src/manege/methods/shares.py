@@ -10,13 +10,22 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from copy import copy
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from manege.cell import Batch, CellState, Noise, Streams, draw_noise, kept_out, spread_of
+from manege.cell import (
+    Batch,
+    CellState,
+    Gauge,
+    Noise,
+    Streams,
+    draw_noise,
+    kept_out,
+    spread_of,
+)
 from manege.config import AdaptiveAugment, RunConfig, partition, stream
 from manege.config import Method as MethodName
 from manege.data import Dataset, Split, batch_at, batches_in, round_order
@@ -180,6 +189,16 @@ class Shares:
             rows = np.linspace(0, share.count - 1, _WATCHED).astype(np.int64)
             share.spread = spread_of(to_floats(share.pictures[torch.from_numpy(rows)]))
         return share.spread
+
+    def indices(
+        self, cell: str, place: CellState, generator: Generator, gauge: Gauge
+    ) -> dict[str, Any]:
+        """Collapse and cycling where a round has just ended; the trail is longer by it."""
+        images = self.batches_in_round(cell) * self._config.training.batch
+        drawn = self.draw(cell, generator, "indices", gauge.samples(images))
+        told, moments = gauge.measure(cell, drawn, place.trail.before(gauge))
+        place.trail.add(gauge, moments)
+        return told
 
     def on_device(self, labels: Tensor | None) -> Tensor | None:
         """Labels where the discriminators are."""

@@ -24,6 +24,7 @@ from manege.metrics.spaces import (
     random_space,
     save_space,
 )
+from manege.metrics.stability import StabilityGauge, space_without_scores
 from manege.metrics.suite import (
     GROUPS,
     Contest,
@@ -49,6 +50,7 @@ __all__ = [
     "Results",
     "Score",
     "Space",
+    "StabilityGauge",
     "Telling",
     "check_facts",
     "check_groups",
@@ -62,5 +64,6 @@ __all__ = [
     "save_space",
     "scored_data",
     "space_for",
+    "space_without_scores",
     "training_digest",
 ]

@@ -1,11 +1,13 @@
 """Fréchet distance between two sets of features, each taken for a Gaussian (Heusel et al. 2017).
 
 Moments with their counts, the distance between two, and how far sampling noise moves it. Shape
-legend: N and M rows of the two sets, D dimensions, R rank, G blocks.
+legend: N and M rows of the two sets, D dimensions, R rank, G blocks, S
+several sets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +70,26 @@ def moments(features_ND: np.ndarray) -> Moments:
 def frechet_distance(a: Moments, b: Moments) -> float:
     """|μa − μb|² + tr Σa + tr Σb − 2 tr (Σa Σb)^½, never negative, for any two covariances."""
     return _distance(a, root(a), b, root(b))
+
+
+def frechet_distances(own: Moments, others: Sequence[Moments]) -> list[float]:
+    """The distance of one to each of several, in one go."""
+    if not others:
+        return []
+    root_DR = root(own)
+    covariance_SDD = torch.from_numpy(np.stack([one.covariance_DD for one in others]))
+    # The eigenvalues of Σa Σb, real whatever the rounding, which makes of 0 what is dust.
+    values_SR = torch.linalg.eigvalsh(root_DR.T @ covariance_SDD @ root_DR).numpy()
+    rank = values_SR.shape[1]
+    largest_S1 = np.abs(values_SR).max(axis=1, initial=0.0, keepdims=True)
+    dust_S1 = largest_S1 * rank * np.finfo(np.float64).eps
+    shared_S = np.sqrt(np.where(values_SR > dust_S1, values_SR, 0.0)).sum(axis=1)
+    found = []
+    for one, shared in zip(others, shared_S, strict=True):
+        apart = np.square(own.mean_D - one.mean_D).sum()
+        traces = own.covariance_DD.trace() + one.covariance_DD.trace()
+        found.append(max(0.0, float(apart + traces - 2 * shared)))
+    return found
 
 
 def frechet(x_ND: np.ndarray, y_MD: np.ndarray, blocks: int = 20) -> Estimate:

@@ -95,6 +95,26 @@ def prdc(generated_ND: np.ndarray, reference_MD: np.ndarray, k: int = 5) -> dict
     }
 
 
+def balls(reference_MD: np.ndarray, k: int = 5) -> Tensor:
+    """The radius of the ball around each row, for :func:`coverage`; they are k + 1 at least."""
+    check_features(reference_MD, at_least=k + 1)
+    return _radii(reference_MD, k)
+
+
+def coverage(generated_ND: np.ndarray, reference_MD: np.ndarray, radius_M: Tensor) -> Estimate:
+    """That of :func:`prdc` alone, by radii that are known already."""
+    check_features(generated_ND, reference_MD, at_least=1)
+    generated, reference = _centred(generated_ND, reference_MD)
+    norm_N = generated.square().sum(1) * (1 - _ROUNDING)
+    norm_M = reference.square().sum(1) * (1 - _ROUNDING)
+    covered_M = torch.zeros(len(reference), dtype=torch.bool)
+    for rows in _blocks(len(generated), len(reference)):
+        square_BM = torch.addmm(norm_M, generated[rows], reference.T, alpha=-2)
+        square_BM += norm_N[rows, None]
+        covered_M |= (square_BM <= radius_M.square()).any(0)
+    return wilson(int(covered_M.count_nonzero()), len(reference))
+
+
 def _centred(x_ND: np.ndarray, y_MD: np.ndarray) -> tuple[Tensor, Tensor]:
     """Both sets in float64, seen from the mean of y: the nearer the origin, the less cancels."""
     origin_D = y_MD.mean(axis=0, dtype=np.float64)

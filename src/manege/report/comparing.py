@@ -14,8 +14,9 @@ from manege.report import charts, sections, sheets
 from manege.report.axes import told
 from manege.report.charts import Curve, Whisker
 from manege.report.drawing import SERIES, escape
+from manege.report.history import INDEX_NOTES, Settled
 from manege.report.page import Page, Section, code, paragraph, table
-from manege.report.run import Run, differences, read_run
+from manege.report.run import Run, differences, measured_by, read_run, stability_rows
 from manege.report.series import quantiles
 
 MOST_SCORES = 8
@@ -37,6 +38,7 @@ def page_of(runs: Sequence[Run]) -> Page:
         _samples(runs, names, page),
         _differences(runs, names),
         _curves(runs, names, page),
+        _stability(runs, names, page),
         _profile(runs, names),
         _again(runs, names),
     ]
@@ -233,11 +235,7 @@ def _curves(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section | 
         if measure not in shown:
             measures.insert(0, (measure, title[:1].upper() + title[1:]))
     for measure, title in measures:
-        found = [
-            Curve(names[number], values, SERIES[number % len(SERIES)])
-            for number, run in enumerate(runs[: len(SERIES)])
-            if (values := quantiles(run.history, measure)) is not None
-        ]
+        found = _over_rounds(runs, names, measure)
         if len(found) > 0:
             note = "median of the cells, middle half and four fifths"
             log = measure in ("score", "mixture")
@@ -249,6 +247,51 @@ def _curves(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section | 
     if len(runs) > len(SERIES):
         section.add(paragraph(f"The first {len(SERIES)} runs.", "muted"))
     return section
+
+
+def _over_rounds(runs: Sequence[Run], names: Sequence[str], measure: str) -> list[Curve]:
+    return [
+        Curve(names[number], values, SERIES[number % len(SERIES)])
+        for number, run in enumerate(runs[: len(SERIES)])
+        if (values := quantiles(run.history, measure)) is not None
+    ]
+
+
+def _stability(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section | None:
+    """Collapse and cycling: curves over each other where they compare, and a table."""
+    rows = stability_rows(runs)
+    if not rows:
+        return None
+    section = Section("stability", "Collapse and cycling")
+    comparable = len({by for run in runs if (by := measured_by(run)) is not None}) == 1
+    if comparable:
+        figures = [
+            page.figure(
+                f"compare-{name}",
+                charts.curves(f"{name.capitalize()} index", note, found, height=280),
+            )
+            for name, note in INDEX_NOTES.items()
+            if (found := _over_rounds(runs, names, name))
+        ]
+        section.add(f'<div class="figures">{"".join(figures)}</div>')
+    section.add(
+        table(
+            ("index", *map(escape, names)),
+            [(escape(name), *map(_settled, row)) for name, row in rows.items()],
+            caption="Means over the last half of the rounds and over the cells, below them the "
+            "least and the most of a cell; lower is better. In one row stands what was told in "
+            "one space, by as many pictures, against the same real ones.",
+            numbers=range(1, len(names) + 1),
+        )
+    )
+    return section
+
+
+def _settled(one: Settled | None) -> str:
+    if one is None:
+        return "–"
+    cells = f"{told(one.low)} to {told(one.high)}, {one.cells} cells" if one.cells > 1 else "1 cell"
+    return f"{told(one.mean)}<br><span class=muted>{cells}</span>"
 
 
 def _profile(runs: Sequence[Run], names: Sequence[str]) -> Section | None:

@@ -14,7 +14,11 @@ from typing import Any, NamedTuple
 
 from manege.profile import ROUTINES
 
-INDICES = ("collapse", "cycling")
+INDEX_NOTES = {
+    "collapse": "0: covers what real pictures cover; 1: nothing of it",
+    "cycling": "how far it went and came back, over the variance of real features",
+}
+INDICES = tuple(INDEX_NOTES)
 """Of `indices` in a round's line, where a run writes them."""
 
 _LATEST = 1e11
@@ -63,6 +67,17 @@ class Round(NamedTuple):
     mixture: float | None = None
     """The score of the cell's mixture."""
     indices: dict[str, float] | None = None
+
+
+class Settled(NamedTuple):
+    """An index over the last half of a run: mean, least and most over its cells."""
+
+    mean: float
+    low: float
+    high: float
+    worst: str
+    """The cell that has the most."""
+    cells: int
 
 
 class Estimate(NamedTuple):
@@ -114,10 +129,16 @@ class Cell:
     """Rounds done."""
     offspring: int = 0
     """Rounds in which its centre was replaced."""
+    forgotten: int = 0
+    """Rounds up to this one may no longer be remembered."""
 
     def forget(self, keep: int) -> None:
         """Remember so many rounds, scores and sheets, the last ones."""
-        for known in (self.rounds, self.scored, self.sheets):
+        while len(self.rounds) > keep:
+            oldest = next(iter(self.rounds))
+            del self.rounds[oldest]
+            self.forgotten = max(self.forgotten, oldest)
+        for known in (self.scored, self.sheets):
             while len(known) > keep:
                 del known[next(iter(known))]
 
@@ -149,6 +170,10 @@ class History:
         """stopped or finished, when that was the last word."""
         self.metric: str | None = None
         self.space: str | None = None
+        self.index_space: str | None = None
+        """The feature network of collapse and cycling."""
+        self.index_samples: set[int] = set()
+        """Pictures they were told from, of any round."""
         self.faults: list[Fault] = []
         self.commits = 0
         self.commit_bytes = 0
@@ -222,6 +247,11 @@ class History:
         if grid:
             pair = (_offspring(grid["generator"]), _offspring(grid["discriminator"]))
             cell.offspring += pair[0].replaced
+        indices: Mapping[str, Any] = event.get("indices") or {}
+        if indices.get("space") is not None:
+            self.index_space = str(indices["space"])
+        if _number(indices.get("samples")) is not None:
+            self.index_samples.add(int(indices["samples"]))
         again = cell.rounds.get(round_)
         cell.rounds[round_] = Round(
             round_,
@@ -235,7 +265,7 @@ class History:
             pair,
             _numbers(mixture["weights"]) if mixture.get("weights") else None,
             _number(mixture.get("score")),
-            _numbers(event["indices"]) if event.get("indices") else None,
+            _numbers(indices) if indices else None,
         )
         if again is None:
             self.done += 1
@@ -364,6 +394,29 @@ class History:
             for one in cell.rounds.values()
             if (value := _measured(one, measure)) is not None
         ]
+
+    def settled(self, cell: Cell, index: str) -> float | None:
+        """The mean of an index over the last half of a cell's rounds, where it was measured.
+
+        None where it was not, and where some of them are forgotten.
+        """
+        if 2 * cell.forgotten > cell.last:
+            return None
+        late = [value for round_, value in self.series(cell, index) if 2 * round_ > cell.last]
+        return sum(late) / len(late) if late else None
+
+    def stability(self, index: str) -> Settled | None:
+        """What an index came to over all cells; None when it was never measured."""
+        found = {
+            key: value
+            for key, cell in self.cells.items()
+            if (value := self.settled(cell, index)) is not None
+        }
+        if not found:
+            return None
+        worst = max(found, key=lambda key: found[key])
+        values = found.values()
+        return Settled(sum(values) / len(found), min(values), found[worst], worst, len(found))
 
     def latest(self, cell: Cell, measure: str) -> float | None:
         """The cell's last value of a measure."""

@@ -5,18 +5,19 @@ Only what is no run at all is refused. Nothing is written here, and nothing need
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from manege.errors import ManegeError
 from manege.report.events import Tail
-from manege.report.history import History
+from manege.report.history import INDICES, History, Settled
 from manege.rundir import STATES, check_run, is_held
 
 LIVE = "live.json"
@@ -174,6 +175,47 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ..
     keys = dict.fromkeys(key for tree in trees for key in tree)
     rows = {key: tuple(tree.get(key) for tree in trees) for key in keys}
     return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
+
+
+class Measured(NamedTuple):
+    """What a run's collapse and cycling were told by; where it is the same, they compare."""
+
+    space: str
+    samples: tuple[int, ...]
+    within: str
+    """`each class` or `all classes`: a cell is measured against the pictures it is to make."""
+    data: str
+    """Digest of those pictures, training and held out."""
+
+    def __str__(self) -> str:
+        few, many = str(self.samples[0]), str(self.samples[-1])
+        count = few if few == many else f"{few} to {many}"
+        return f"{count} pictures a round, within {self.within} of data {self.data[:8]}"
+
+
+def measured_by(run: Run) -> Measured | None:
+    """What the run's indices were told by; None when it has told none."""
+    history = run.history
+    if history.index_space is None or not history.index_samples:
+        return None
+    within = "each class" if history.method == "per-class" else "all classes"
+    data = hashlib.sha256(json.dumps(run.data.get("classes"), sort_keys=True).encode()).hexdigest()
+    return Measured(history.index_space, tuple(sorted(history.index_samples)), within, data)
+
+
+def stability_rows(runs: Sequence[Run]) -> dict[str, tuple[Settled | None, ...]]:
+    """Each run's indices over the last half of its rounds; in one row those that compare."""
+    by = [measured_by(run) for run in runs]
+    kinds = [one for one in dict.fromkeys(by) if one is not None]
+    rows = {}
+    for kind in kinds:
+        told = f", {kind}" if len(kinds) > 1 else ""
+        for name in INDICES:
+            rows[f"{name}@{kind.space}{told}"] = tuple(
+                run.history.stability(name) if one == kind else None
+                for run, one in zip(runs, by, strict=True)
+            )
+    return {name: row for name, row in rows.items() if any(row)}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from manege.report import charts, sheets
 from manege.report.axes import told
 from manege.report.charts import Curve, Panel, Whisker
 from manege.report.drawing import escape
-from manege.report.history import INDICES, MEASURES, Cell, History, place_of
+from manege.report.history import INDEX_NOTES, INDICES, MEASURES, Cell, History, place_of
 from manege.report.page import Page, Section, code, details, paragraph, table
 from manege.report.run import Kept, Run, mixture_metric
 from manege.report.series import quantiles, thinned
@@ -761,7 +761,7 @@ def stability(run: Run, page: Page) -> Section | None:
         if found is not None:
             has_index = True
             drawing = charts.curves(
-                f"{name.capitalize()} index", "lower is better", [Curve(name, found, "c1")]
+                f"{name.capitalize()} index", INDEX_NOTES[name], [Curve(name, found, "c1")]
             )
             figures.append(page.figure(name, drawing))
     notes = {
@@ -777,7 +777,9 @@ def stability(run: Run, page: Page) -> Section | None:
     if not figures:
         return None
     section.add(f'<div class="figures">{"".join(figures)}</div>')
-    if not has_index:
+    if has_index:
+        section.add(_indices_table(history))
+    else:
         section.add(
             paragraph(
                 "This run has written no collapse or cycling index; what it has told of its "
@@ -786,6 +788,33 @@ def stability(run: Run, page: Page) -> Section | None:
             )
         )
     return section
+
+
+def _indices_table(history: History) -> str:
+    """Both indices over the last half of the run."""
+    found = {name: history.stability(name) for name in INDICES}
+    rows = [
+        (
+            name,
+            told(one.mean),
+            told(one.low),
+            told(one.high),
+            escape(one.worst),
+            INDEX_NOTES[name],
+        )
+        for name, one in found.items()
+        if one is not None
+    ]
+    space = f"; features {escape(history.index_space)}" if history.index_space else ""
+    if history.index_samples:
+        few, many = min(history.index_samples), max(history.index_samples)
+        space += f", {few if few == many else f'{few} to {many}'} pictures a round"
+    return table(
+        ("index", "mean of the cells", "least", "most", "in cell", "what it says"),
+        rows,
+        caption=f"Means over the last half of each cell's rounds{space}.",
+        numbers=(1, 2, 3),
+    )
 
 
 def _winner(history: History) -> tuple[str | None, str]:

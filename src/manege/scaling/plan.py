@@ -156,6 +156,7 @@ def _config(
         "sheets.every_rounds": _NEVER,
         "checkpoints.every_s": 600.0,
         "score.metric": "none",
+        "stability.every_rounds": _NEVER,
     }
     return resolve(
         preset=settings.preset,

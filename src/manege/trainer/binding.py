@@ -10,7 +10,15 @@ from manege.data import Dataset, Split, set_of
 from manege.device import Devices
 from manege.methods import Cellular, Independent, Method
 from manege.methods.method import Timer
-from manege.metrics import ClassScorer, FrechetMixture, InceptionMixture, Space, load_space
+from manege.metrics import (
+    ClassScorer,
+    FrechetMixture,
+    InceptionMixture,
+    Space,
+    StabilityGauge,
+    load_space,
+    space_without_scores,
+)
 from manege.rundir import RunDir
 from manege.runtime.orders import Task
 from manege.trainer.host import Bound, Phases
@@ -23,11 +31,12 @@ def bind(
     config: RunConfig, dataset: Dataset, on: Devices, timer: Timer, space: Space | None
 ) -> Method[Any]:
     """The method, ready to train; `space` is there when the configuration scores anything."""
+    gauge = gauge_of(config, dataset, space)
     if config.method is MethodName.CELLULAR:
         assert space is not None
-        return Cellular(config, dataset, on, timer, mixture_scorer(config, dataset, space))
+        return Cellular(config, dataset, on, timer, mixture_scorer(config, dataset, space), gauge)
     scorer = None if space is None else class_scorer(config, dataset, space)
-    return Independent(config, dataset, on, timer, scorer)
+    return Independent(config, dataset, on, timer, scorer, gauge)
 
 
 def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Devices) -> Bound:
@@ -71,6 +80,14 @@ def check_space(config: RunConfig, dataset: Dataset, space: Space) -> None:
 def class_scorer(config: RunConfig, dataset: Dataset, space: Space) -> ClassScorer:
     """Judges one cell's pictures."""
     return ClassScorer(config.score, space, dataset, partition(config, dataset.labels))
+
+
+def gauge_of(config: RunConfig, dataset: Dataset, space: Space | None) -> StabilityGauge | None:
+    """Tells collapse and cycling, in the space of the scores where there is one."""
+    if config.stability.every_rounds is None:
+        return None
+    parts = partition(config, dataset.labels)
+    return StabilityGauge(config.stability, space or space_without_scores(dataset), dataset, parts)
 
 
 def mixture_scorer(

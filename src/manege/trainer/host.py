@@ -523,6 +523,7 @@ class Host:
             spread=step.spread,
             augment=dict(step.augment) if step.augment else None,
             grid=dict(step.grid) if step.grid else None,
+            indices=dict(step.indices) if step.indices else None,
         )
         if step.judgement is not None:
             run.tell_score(self._tell.event, step.judgement)

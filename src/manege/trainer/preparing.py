@@ -69,7 +69,7 @@ def prepare_new(config: RunConfig, out: Path | None, command: str, look: Look) -
         RunDir.check_free(out)
     dataset = open_dataset(config.data)
     config = _settled(config, dataset)
-    _decode(dataset, look)
+    _decode(config, dataset, look)
     space = _space_of(config, dataset, look)
     rundir = RunDir.create(
         out,
@@ -129,17 +129,20 @@ def prepare_resume(
         config = amended(config, {"rounds": rounds, "budget_s": budget_s})
     device.place(config.device, 0, device.gpus_for(config.device))
     dataset = open_dataset(config.data)
-    _decode(dataset, look)
+    _decode(config, dataset, look)
     _check_same_data(rundir, dataset)
     _prepare_scorer(rundir, config, dataset, look)
     return Prepared(rundir, config, dataset)
 
 
-def _decode(dataset: Dataset, look: Look) -> None:
+def _decode(config: RunConfig, dataset: Dataset, look: Look) -> None:
     """Bring every class into the cache now, so that a broken picture is found before training."""
     spoke = time.monotonic()
+    looked_at = tuple(Split) if config.stability.every_rounds is not None else (Split.TRAIN,)
     for number, label in enumerate(dataset.labels, start=1):
-        dataset.digest(label, Split.TRAIN)
+        for split in looked_at:
+            if dataset.names(label, split):
+                dataset.digest(label, split)
         if time.monotonic() - spoke > _SPEAK_EVERY_S:
             spoke = time.monotonic()
             look.say(f"pictures of {number} of {len(dataset.labels)} classes read: {label}")

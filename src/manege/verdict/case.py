@@ -1,8 +1,8 @@
 """What is on trial: a run's model, the very pictures it was trained on, and pictures nobody saw.
 
 A class's held-out pictures lie in the order of a hash. The first third calibrates: the gate's
-bounds, and which of two arms is put forward. The rest is the test, which nothing else looks at; a
-picture that equals one outside of it is left out.
+bounds, and which of two arms is put forward. The rest is the test, which nothing learns or chooses
+by; a picture that equals one outside of it is left out.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from manege.view.lines import Lines
 from manege.view.page import Line, compose, text_of
 from manege.view.scene import Now, Scene, read_live
 from manege.view.state import Looked
-from manege.view.terminal import Keys, Screen
+from manege.view.terminal import Keys, Screen, Suspending
 
 EVERY_S = 1.0
 KEYS = "q close (the run goes on)"
@@ -108,7 +108,7 @@ def watch(path: Path) -> None:
     followed = Followed(path)
     screen = Screen(sys.stdout)
     try:
-        with Keys() as keys:
+        with Keys() as keys, Suspending(screen, keys):
             while True:
                 began = time.thread_time()
                 followed.refresh()

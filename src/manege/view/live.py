@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, TypeVar
 from manege.view.lines import Lines
 from manege.view.page import compose
 from manege.view.state import Looked
-from manege.view.terminal import Keys, Screen, can_paint
+from manege.view.terminal import Keys, Screen, Suspending, can_paint
 
 SHARE = 0.004
 """Of the time, at most, to be spent on painting."""
@@ -34,6 +34,7 @@ class Live:
         self.looked = Looked()
         self._screen = Screen(sys.stderr)
         self._keys = Keys()
+        self._suspending = Suspending(self._screen, self._keys)
         self._began = False
         self._due = 0.0
         self._cost_s = 0.0
@@ -47,6 +48,7 @@ class Live:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._suspending.__exit__()
         self._keys.__exit__()
         if not self._began:
             return
@@ -83,6 +85,7 @@ class Live:
         if event["event"] == "run_started" and not self._began:
             self._began = True
             self._keys.__enter__()
+            self._suspending.__enter__()
         self._spend(before)
         self._paint()
 
@@ -124,6 +127,7 @@ class Live:
     def abandon(self) -> None:
         """Give the terminal back, and paint no more."""
         self._began = False
+        self._suspending.__exit__()
         self._keys.__exit__()
         self._screen.leave()
 

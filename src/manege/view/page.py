@@ -123,8 +123,7 @@ def spark(values: Sequence[float], width: int, signs: Signs = UNICODE) -> str:
         return ""
     thin = list(values)
     if len(thin) > width:
-        step = len(thin) / width
-        thin = [thin[math.ceil((n + 1) * step) - 1] for n in range(width)]
+        thin = [thin[((n + 1) * len(thin) - 1) // width] for n in range(width)]
     low, high = min(thin), max(thin)
     most = len(signs.sparks) - 1
     if high == low:

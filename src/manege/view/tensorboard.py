@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from manege.errors import MachineError
+from manege.report.history import INDICES
 from manege.rundir import cell_folder
 
 FOLDER = "tensorboard"
@@ -112,6 +113,8 @@ def _of_round(event: Mapping[str, Any]) -> dict[str, Any]:
         for who in ("generator", "discriminator"):
             found |= {f"grid/{who}/{name}": grid[who][name] for name in ("fitness", "rate")}
         found |= {"grid/mixture": grid["mixture"]["score"], "grid/diversity": grid["diversity"]}
+    indices = event.get("indices") or {}
+    found |= {f"stability/{name}": indices.get(name) for name in INDICES}
     augment = event.get("augment")
     if augment:
         found |= {f"augment/{name}": value for name, value in augment.items()}

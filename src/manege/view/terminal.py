@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self, TextIO
@@ -35,6 +37,14 @@ def can_paint(stream: TextIO) -> bool:
 def in_colour() -> bool:
     """Whether anybody asked for no colours."""
     return not os.environ.get("NO_COLOR")
+
+
+def in_foreground(file: int) -> bool | None:
+    """Whether a terminal is ours at present; None where nobody shares it out."""
+    try:
+        return os.tcgetpgrp(file) == os.getpgrp()
+    except OSError:
+        return None
 
 
 def signs_of(stream: TextIO) -> Signs:
@@ -75,7 +85,9 @@ class Screen:
         return max(20, found.columns), max(8, found.lines)
 
     def paint(self, lines: Sequence[Line]) -> None:
-        """The page is what these lines say."""
+        """The page is what these lines say; in the background the terminal is left alone."""
+        if in_foreground(self._stream.fileno()) is False:
+            return
         text = painted(lines, colour=self._colour)
         if text == self._last and self._on:
             return
@@ -90,7 +102,8 @@ class Screen:
         """Back to the screen that was there before."""
         if self._on:
             self._on = False
-            with suppress(OSError, ValueError):
+            # A signal may have come in the middle of a painting: then nothing can be written.
+            with suppress(OSError, ValueError, RuntimeError):
                 self._stream.write("\x1b[?25h\x1b[?1049l")
                 self._stream.flush()
 
@@ -114,8 +127,7 @@ class Keys:
             import tty
 
             file = sys.stdin.fileno()
-            # In the background the terminal is somebody else's: touching it would stop us.
-            if os.isatty(file) and os.tcgetpgrp(file) == os.getpgrp():
+            if self._file is None and os.isatty(file) and in_foreground(file):
                 self._before = termios.tcgetattr(file)
                 tty.setcbreak(file, termios.TCSANOW)
                 # Keys pressed before there was a page were meant for nobody.
@@ -141,7 +153,7 @@ class Keys:
         if self._file is None:
             return ""
         try:
-            if os.tcgetpgrp(self._file) != os.getpgrp():
+            if not in_foreground(self._file):
                 return ""
             ready, _, _ = select.select([self._file], [], [], wait_s)
             data = os.read(self._file, 64) if ready else b""
@@ -150,3 +162,31 @@ class Keys:
         if ready and not data:
             self._file = None  # The terminal has gone.
         return data.decode("ascii", "ignore")
+
+
+class Suspending:
+    """Ctrl-Z gives the terminal back before the command stops; `fg` takes it again."""
+
+    def __init__(self, screen: Screen, keys: Keys) -> None:
+        self._screen, self._keys = screen, keys
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number, act in ((signal.SIGTSTP, self._stop), (signal.SIGCONT, self._go_on)):
+                self._before[number] = signal.signal(number, act)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._keys.__exit__()
+        self._screen.leave()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def _go_on(self, number: int, frame: object) -> None:
+        signal.signal(signal.SIGTSTP, self._stop)
+        self._keys.__enter__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.synthetic_run import grid_events, per_class_events
+from tests.synthetic_run import grid_events, measured, per_class_events
 
 from manege.report.history import History
 
@@ -107,6 +107,36 @@ def test_routines_of_a_grid_are_the_papers():
     found = _seen(grid_events(2, 2, 3)).routines()
     assert list(found)[:4] == ["gather", "train", "update_genomes", "mutate"]
     assert found["train"] == pytest.approx(12 * 0.31)  # Reading the batches is part of it.
+
+
+def test_an_index_settles_to_its_mean_over_the_last_half_of_a_cell_s_rounds():
+    events = list(per_class_events(["a", "b"], 5))
+    for event in events:
+        if event["event"] == "round" and event["cell"] == "a":
+            # Of rounds 3, 4 and 5 count; the last tells none, and round 4 was trained again.
+            value = None if event["round"] == 5 else float(event["round"] ** 2)
+            event["indices"] = {"collapse": value, "cycling": None, "space": "points"}
+    again = {**next(one for one in events if one.get("round") == 4)}
+    again["indices"] = {"collapse": 11.0, "cycling": None, "space": "points"}
+    history = _seen([*events, again])
+    assert history.settled(history.cells["a"], "collapse") == (9.0 + 11.0) / 2
+    assert history.settled(history.cells["b"], "collapse") is None
+    assert history.stability("collapse") == (10.0, 10.0, 10.0, "a", 1)
+    assert history.stability("cycling") is None
+    assert history.index_space == "points"
+
+
+def test_what_is_left_of_a_half_that_was_forgotten_is_no_mean_of_it():
+    history = _seen(measured(per_class_events(["a"], 10)))
+    cell = history.cells["a"]
+    wanted = history.settled(cell, "cycling")
+    assert wanted == pytest.approx(0.1 * (6 + 7 + 8 + 9 + 10) / 5)
+    cell.forget(5)
+    assert min(cell.rounds) == 6
+    assert history.settled(cell, "cycling") == wanted
+    cell.forget(4)
+    assert history.settled(cell, "cycling") is None
+    assert history.latest(cell, "cycling") == 1.0
 
 
 def test_indices_are_read_where_a_run_writes_them():

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.synthetic_run import evaluation, grid_events, make_run, per_class_events
+from tests.synthetic_run import evaluation, grid_events, make_run, measured, per_class_events
 
 from manege.errors import CheckpointError, ConfigError
 from manege.pictures import grid, save_png
 from manege.report import comparing, single, writing
-from manege.report.run import read_run
+from manege.report.run import read_run, stability_rows
 
 CLASSES = ["a", "b", "c"]
 
@@ -250,6 +250,58 @@ def test_runs_of_other_methods_and_without_scores_can_be_compared(made):
     page = comparing.compare([made / "classes", made / "grid"])
     _checked(page.html())
     assert "Not evaluated: grid" in page.html()
+
+
+@pytest.fixture
+def stable(tmp_path: Path) -> Path:
+    """A folder of runs that told collapse and cycling, in one way or another."""
+    ways = {"one": {}, "two": {}, "more": {"samples": 512}, "elsewhere": {"space": "points"}}
+    for name, way in ways.items():
+        events = measured(per_class_events(CLASSES, 10), **way)
+        make_run(tmp_path / name, events, labels=CLASSES, method="per-class", sheets_every=0)
+    events = measured(grid_events(2, 2, 10))
+    make_run(tmp_path / "grid", events, labels=CLASSES, method="cellular", sheets_every=0)
+    return tmp_path
+
+
+def test_collapse_and_cycling_are_drawn_and_their_means_told(stable):
+    page = single.report(stable / "one")
+    text = page.html()
+    _checked(text)
+    assert {"collapse", "cycling"} <= set(page.figures)
+    assert "features random-00000000, 64 pictures a round" in text
+    # Of rounds 6 to 10: the mean of 1 / r, and of r / 10.
+    assert re.search(r"collapse</th><td class=\"number\">0.129</td>", text)
+    assert re.search(r"cycling</th><td class=\"number\">0.800</td>", text)
+
+
+def test_collapse_and_cycling_of_two_runs_stand_in_one_row_and_figure(stable):
+    page = comparing.compare([stable / "one", stable / "two"])
+    text = page.html()
+    _checked(text)
+    assert {"compare-collapse", "compare-cycling"} <= set(page.figures)
+    assert text.count("0.129<br><span class=muted>0.129 to 0.129, 3 cells</span>") == 2
+    assert list(stability_rows([read_run(stable / name) for name in ("one", "two")])) == [
+        "collapse@random-00000000",
+        "cycling@random-00000000",
+    ]
+
+
+@pytest.mark.parametrize("other", ["more", "elsewhere", "grid"])
+def test_collapse_and_cycling_that_were_told_otherwise_share_no_row(stable, other):
+    runs = [read_run(stable / name) for name in ("one", other)]
+    rows = stability_rows(runs)
+    assert len(rows) == 4
+    assert all([one is None for one in row].count(True) == 1 for row in rows.values())
+    page = comparing.page_of(runs)
+    _checked(page.html())
+    assert not {"compare-collapse", "compare-cycling"} & set(page.figures)
+    assert "Collapse and cycling" in page.html()
+
+
+def test_runs_without_collapse_and_cycling_have_no_such_section(made):
+    page = comparing.compare([made / "classes", made / "grid"])
+    assert "stability" not in {section.name for section in page.sections}
 
 
 def test_runs_with_the_same_name_are_told_apart(made, tmp_path):

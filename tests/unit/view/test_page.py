@@ -145,6 +145,15 @@ def test_a_spark_line_has_its_lowest_and_highest():
     assert spark([2, 2], 5) == "▄▄"
 
 
+def test_a_spark_line_of_any_length_ends_with_the_newest():
+    """In floating point, the last of 29 values in 7 bars was the 30th."""
+    for width in range(1, 25):
+        for count in range(2, 200):
+            bars = spark([*[0.0] * (count - 1), 1.0], width)
+            assert len(bars) == min(width, count)
+            assert width == 1 or bars == "▁" * (len(bars) - 1) + "█"
+
+
 def test_the_time_left_has_a_spread_that_shrinks_with_steadiness():
     steady, wild = Pace(), Pace()
     for second in range(100):
