@@ -13,6 +13,7 @@ COMMANDS = (
     ("resume",),
     ("sample",),
     ("export",),
+    ("verdict",),
     ("evaluate",),
     ("compare",),
     ("sweep",),

@@ -26,13 +26,14 @@ THREE = ("--classes", "3,7,8", "--rounds", "2", *TINY)
 
 OPTIONS = {
     "train": (
-        "--method --preset --rounds --budget --classes --size --channels --limit-per-class "
+        "--method --preset --rounds --budget --classes --size --channels --limit-per-class --limit "
         "--networks --loss --constraint --batch --seed --device --checkpoint-every --sheet-every "
         "--data-root --config --set --out --print-config --json"
     ),
     "resume": "--rounds --budget --json",
     "sample": "--out -n --label --balanced --weights --seed --device --force --json",
-    "export": "--out --json",
+    "export": "--out --balance-to --gate --data --seed --data-root --force --json",
+    "verdict": "--data --seeds --steps --gate --seed --data-root --json",
     "model show": "--json",
     "model merge": "--out --json",
     "model drop": "--class --out --json",

@@ -12,6 +12,7 @@ import typer
 from manege.cli import bench, data, launching, model, running, scores, slurm
 from manege.cli import report as reporting
 from manege.cli import sweep as sweeping
+from manege.cli import verdict as verdicts
 from manege.cli import watch as watching
 from manege.cli.output import emit_json, say
 from manege.errors import (
@@ -111,6 +112,10 @@ def train(
     limit_per_class: Annotated[
         int | None, typer.Option(help="Train on at most so many pictures of a class.")
     ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(help="Cut some classes, as if the data had no more: 3=50,8=50."),
+    ] = None,
     networks: Annotated[str | None, typer.Option(help="dcgan, resnet or mlp.")] = None,
     loss: Annotated[
         str | None,
@@ -181,7 +186,7 @@ def train(
     Sources of the configuration, each over the ones before: --preset, --config, the other flags,
     --set. Ctrl-C saves and stops; `manege resume RUN` goes on as if nothing had happened.
     """
-    from manege.cli.samples import parse_labels
+    from manege.cli.samples import parse_labels, parse_limits
     from manege.config import resolve, to_yaml
 
     job = launching.Job(launch, ranks, hosts, restarts)
@@ -201,6 +206,7 @@ def train(
             "data.size": size,
             "data.channels": channels,
             "data.limit_per_class": limit_per_class,
+            "data.limits": parse_limits(limit),
             "networks.kind": networks,
             "training.loss": loss,
             "training.constraint.kind": constraint,
@@ -336,20 +342,8 @@ def sample(
         say(f"{count} pictures in {out}")
 
 
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The model folder to make.")],
-    json_: Json = False,
-) -> None:
-    """Write a run's combined model, as it stands, into a folder that needs nothing else."""
-    from manege.api import export as export_run
-    from manege.cli.samples import check_new_folder
-
-    check_new_folder(out)
-    model.report(export_run(run, out), out, as_json=json_)
-
-
+app.command()(verdicts.export)
+app.command()(verdicts.verdict)
 app.command()(scores.evaluate)
 app.command()(scores.compare)
 app.command()(sweeping.sweep)

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -72,6 +72,21 @@ def parse_labels(text: str | None) -> list[str] | None:
     return labels
 
 
+def parse_limits(text: str | None) -> dict[str, int] | None:
+    """`3=50,8=50`."""
+    if text is None:
+        return None
+    limits: dict[str, int] = {}
+    for part in text.split(","):
+        label, equals, number = (piece.strip() for piece in part.rpartition("="))
+        if not equals or not label or not number.isdecimal():
+            raise ConfigError(f"--limit {text!r}: found {part!r}, expected label=number")
+        if label in limits:
+            raise ConfigError(f"--limit {text!r}: {label!r} stands twice; name it once")
+        limits[label] = int(number)
+    return limits
+
+
 def parse_weights(text: str | None) -> dict[str, float] | None:
     """`cat=3,dog=1`."""
     if text is None:
@@ -123,11 +138,16 @@ def write(
                 write_atomic(out, buffer.getvalue())
                 return [out.name]
             case _:
-                return _write_folder(drawn, out, recipe)
+                return write_folder(drawn, out, recipe)
 
 
-def _write_folder(drawn: Samples, out: Path, recipe: Mapping[str, str]) -> list[str]:
-    """An image folder that `manege train` and others read, with a manifest beside it."""
+def write_folder(
+    drawn: Samples, out: Path, recipe: Mapping[str, str], about: Mapping[str, Any] | None = None
+) -> list[str]:
+    """An image folder that `manege train` and others read, with a manifest beside it.
+
+    `about` goes into the manifest alone.
+    """
     _remove_earlier(out)
     out.mkdir(exist_ok=True)
     labels = set(drawn.labels)
@@ -137,7 +157,7 @@ def _write_folder(drawn: Samples, out: Path, recipe: Mapping[str, str]) -> list[
         for label, index in zip(drawn.labels, drawn.indices, strict=True)
     ]
     # The manifest first: what is cut short halfway can then still be told for ours.
-    manifest = {**recipe, "pictures": entries}
+    manifest = {**recipe, **(about or {}), "pictures": entries}
     write_atomic(out / MANIFEST, json.dumps(manifest, indent=1).encode())
     for folder in folders.values():
         (out / folder).mkdir(exist_ok=True)

@@ -142,6 +142,8 @@ class DataConfig(Section):
     """1 grey, 3 colour, 2 the coordinates of points; the data's own when null."""
     limit_per_class: int | None = Field(default=None, ge=SMALLEST_CLASS)
     """Train on at most this many pictures of a label; p(y) does not change."""
+    limits: dict[Label, Annotated[int, Field(ge=SMALLEST_CLASS)]] | None = None
+    """Labels cut to this many training pictures, as if the data had no more: p(y) follows."""
 
     @field_validator("channels", mode="before")
     @classmethod

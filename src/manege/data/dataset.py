@@ -38,7 +38,7 @@ Source = ArraySource | FolderSource
 
 @dataclass(frozen=True)
 class ClassCount:
-    """How many pictures of a label there are, before ``limit_per_class``."""
+    """How many pictures of a label there are, after ``limits``, before ``limit_per_class``."""
 
     label: str
     train: int
@@ -60,6 +60,8 @@ class Dataset:
         self.name = source.name
         self._known = config.source
         self._limit = config.limit_per_class
+        self._limits = config.limits or {}
+        choose(source.labels, tuple(self._limits), source.name, key="limits")
         self._names: dict[tuple[str, Split], tuple[str, ...]] = {}
         self.classes = tuple(self._count(label) for label in self.labels)
         self.size, self.channels = (
@@ -83,7 +85,9 @@ class Dataset:
                 names = divide(self.source.found(label, Split.TRAIN))[split]
             else:
                 names = by_hash(self.source.found(label, split))
-            self._names[label, split] = names[: self._limit] if split is Split.TRAIN else names
+            if split is Split.TRAIN:
+                names = names[: self._limits.get(label)][: self._limit]
+            self._names[label, split] = names
         return self._names[label, split]
 
     def pictures(self, label: str, split: Split) -> npt.NDArray[np.uint8]:
@@ -135,9 +139,11 @@ class Dataset:
     def _count(self, label: str) -> ClassCount:
         found = self.source.count(label, Split.TRAIN)
         if self.source.official is not None:
-            return ClassCount(label, found, self.source.count(label, Split.HELD_OUT))
-        held_out = held_out_count(found)
-        return ClassCount(label, found - held_out, held_out)
+            train, held_out = found, self.source.count(label, Split.HELD_OUT)
+        else:
+            held_out = held_out_count(found)
+            train = found - held_out
+        return ClassCount(label, min(train, self._limits.get(label, train)), held_out)
 
     def _resolve(self, config: DataConfig) -> tuple[int, int]:
         size, channels = config.size, config.channels

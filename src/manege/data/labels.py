@@ -16,7 +16,9 @@ def natural(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=_natural_key))
 
 
-def choose(labels: Sequence[str], wanted: Sequence[str] | None, dataset: str) -> tuple[str, ...]:
+def choose(
+    labels: Sequence[str], wanted: Sequence[str] | None, dataset: str, *, key: str = "classes"
+) -> tuple[str, ...]:
     """The wanted labels in the dataset's own order, all of them when None."""
     if wanted is None:
         return tuple(labels)
@@ -25,7 +27,7 @@ def choose(labels: Sequence[str], wanted: Sequence[str] | None, dataset: str) ->
         near = nearest(unknown[0], labels)
         named = ", ".join(repr(label) for label in unknown)
         raise DataError(
-            f"classes: {dataset} has no {named}"
+            f"{key}: {dataset} has no {named}"
             + (f"; nearest is {near!r}" if near else "")
             + f"; choose among {listed(labels)}"
         )

@@ -60,7 +60,8 @@ def scored_data(config: DataConfig, size: int, channels: int) -> Dataset:
     """The data whose feature network scores are computed with: all of a source's classes.
 
     Whatever classes a run trains, and however few pictures of them, runs on one source share one
-    space and can be compared. Of very many pictures a part is enough to train the network.
+    space and can be compared; but `limits` cut here too, for what they cut is not to be had. Of
+    very many pictures a part is enough to train the network.
     """
     every = config.model_copy(update={"classes": None, "limit_per_class": None})
     whole = survey_measured(every, size, channels)
@@ -174,20 +175,14 @@ def train(
     """A classifier of the pictures: SGD with Nesterov momentum, the rate up and down once."""
     network = bare(FeatureNetwork, pictures.channels, len(labels))
     initialise(network, stream(0, cell="", purpose="feature network"))
-    optimiser = torch.optim.SGD(
-        network.parameters(), lr=_RATE, momentum=0.9, nesterov=True, weight_decay=_DECAY
-    )
+    optimiser = optimiser_of(network)
     bytes_NSSC = torch.from_numpy(np.ascontiguousarray(pictures.pictures))
     targets_N = torch.from_numpy(numbers(pictures, labels))
     seen = examples(len(pictures))
     steps = seen // _BATCH
     with device.threads(1):
         for step, batch in enumerate(_batches(len(pictures), steps)):
-            done = step / steps
-            for group in optimiser.param_groups:
-                group["lr"] = _RATE * min(
-                    (done + 1 / steps) / _WARM_UP, (1 - done) / (1 - _WARM_UP)
-                )
+            set_rate(optimiser, step, steps)
             x_BCSS = _shifted(to_floats(bytes_NSSC[batch]), step)
             logits_BK = network.logits(network.features(x_BCSS))
             assert logits_BK is not None
@@ -197,6 +192,20 @@ def train(
             if progress is not None:
                 progress(min(seen, (step + 1) * _BATCH), seen)
     return network.eval()
+
+
+def optimiser_of(network: FeatureNetwork) -> torch.optim.SGD:
+    """SGD with Nesterov momentum, for the rates of `set_rate`."""
+    return torch.optim.SGD(
+        network.parameters(), lr=_RATE, momentum=0.9, nesterov=True, weight_decay=_DECAY
+    )
+
+
+def set_rate(optimiser: torch.optim.SGD, step: int, steps: int) -> None:
+    """The rate of a step: up over the first fifth, then down to the end."""
+    done = step / steps
+    for group in optimiser.param_groups:
+        group["lr"] = _RATE * min((done + 1 / steps) / _WARM_UP, (1 - done) / (1 - _WARM_UP))
 
 
 def _batches(num_pictures: int, steps: int) -> list[torch.Tensor]:

@@ -245,6 +245,20 @@ def test_a_larger_limit_contains_a_smaller_one_and_counts_stay(image_folder: Pat
     assert small.digest("cat") != large.digest("cat")
 
 
+def test_limits_cut_a_class_as_if_it_had_no_more(image_folder: Path) -> None:
+    whole, cut = opened(image_folder), opened(image_folder, limits={"cat": 9})
+    assert cut.classes == (ClassCount("cat", 9, 2), ClassCount("dog", 18, 2))
+    assert cut.names("cat", Split.TRAIN) == whole.names("cat", Split.TRAIN)[:9]
+    assert len(cut.pictures("cat", Split.TRAIN)) == 9
+    for label, split in (("cat", Split.HELD_OUT), ("dog", Split.TRAIN)):
+        assert cut.names(label, split) == whole.names(label, split)
+        assert cut.digest(label, split) == whole.digest(label, split)
+    both = opened(image_folder, limits={"cat": 9}, limit_per_class=12)
+    assert [len(both.names(label, Split.TRAIN)) for label in both.labels] == [9, 12]
+    with pytest.raises(DataError, match="limits: animals has no 'cot'; nearest is 'cat'"):
+        opened(image_folder, limits={"cot": 9})
+
+
 def test_every_mode_and_format_in_one_class_loads(tmp_path: Path) -> None:
     folder = tmp_path / "d" / "a"
     write_class(folder, 8)

@@ -1,0 +1,267 @@
+"""`manege verdict` and `manege export`: did it help, and what would be added."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manege.cli import model
+from manege.cli.output import emit_json, say
+from manege.errors import ConfigError
+
+if TYPE_CHECKING:
+    from manege.verdict import Options, Verdict
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Data = Annotated[
+    str | None,
+    typer.Option(help="The data the run was trained on, if they lie elsewhere now."),
+]
+DataRoot = Annotated[str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")]
+
+_SHOW_EVERY_S = 0.5
+_CLEAR = "\r\033[K"
+
+
+def verdict(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    data: Data = None,
+    seeds: Annotated[int, typer.Option(help="Trainings of each arm, paired over the arms.")] = 5,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Gradient steps of every training; else by the number of pictures."),
+    ] = None,
+    gate: Annotated[
+        bool,
+        typer.Option("--gate", help="Train on synthetic pictures that pass the gate only."),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the pictures drawn.")] = 0,
+    data_root: DataRoot = None,
+    json_: Json = False,
+) -> None:
+    """Say whether a run's pictures help a classifier: use it, use it for these classes, or don't.
+
+    Classifiers are trained on (a) the real pictures, (b) oversampled to balance, (c) augmented,
+    (b+c) both, (d) real and synthetic ones balanced to the largest class, (e) these augmented, and
+    (f) synthetic ones only, in equally many steps, and tested on held-out pictures that
+    neither GAN nor gate nor choice saw. Ctrl-C stops; the same command goes on. The run keeps it
+    all in verdict/.
+    """
+    from manege.stopping import StopSignals
+    from manege.verdict import Options, judge
+    from manege.verdict.look import Look
+
+    options = Options(data, data_root, seeds, steps, gate, seed)
+    with StopSignals() as stop:
+        found = judge(run, options, Look(_tell, _display(), stop, _counter()))
+    if json_:
+        files = {"file": str(found.file), "figure": str(found.figure), "pairs": str(found.pairs)}
+        emit_json({**found.tree, **files})
+    else:
+        _print(found)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="The model folder to make; an image folder to balance."),
+    ],
+    balance_to: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Write pictures instead of the model: as many of each class as its training "
+            "pictures lack of N.",
+        ),
+    ] = None,
+    gate: Annotated[
+        bool,
+        typer.Option(
+            "--gate", help="Leave out near-copies and what a classifier finds implausible."
+        ),
+    ] = False,
+    data: Data = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Same seed, same pictures; else 0.", show_default=False)
+    ] = None,
+    data_root: DataRoot = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the pictures of an earlier export.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Write a run's model into a folder that needs nothing else, or pictures that balance its data.
+
+    With --balance-to N it is an image folder with a manifest: put beside the real training
+    pictures, it gives every class at least N of them. With --gate the manifest counts what was
+    left out.
+    """
+    from manege.cli.samples import check_free, check_new_folder
+
+    if balance_to is None:
+        for option, given in (
+            ("--gate", gate),
+            ("--data", data),
+            ("--seed", seed is not None),
+            ("--data-root", data_root),
+            ("--force", force),
+        ):
+            if given:
+                raise ConfigError(
+                    f"{option}: concerns pictures, expected --balance-to N beside it; add that, or "
+                    f"leave {option} out"
+                )
+        from manege.api import export as export_run
+
+        check_new_folder(out)
+        model.report(export_run(run, out), out, as_json=json_)
+        return
+    check_free(out, force=force)
+    if out.suffix.lower() in (".png", ".npz"):
+        raise ConfigError(f"-o {out}: found {out.suffix}, expected the name of a folder")
+    from manege.verdict import Options
+
+    options = Options(data=data, data_root=data_root, gate=gate, seed=seed or 0)
+    _export_pictures(run, out, balance_to, options, as_json=json_)
+
+
+def _export_pictures(run: Path, out: Path, to: int, options: Options, *, as_json: bool) -> None:
+    from manege.cli.samples import recipe_of, write_folder
+    from manege.files import blaming
+    from manege.verdict import balance
+    from manege.verdict.look import Look
+
+    found = balance(run, to, options, Look(_tell, _display(), counter=_counter()))
+    recipe = recipe_of(found.model, options.seed, "exact")
+    with blaming(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_folder(found.samples, out, recipe, found.about)
+    if as_json:
+        pictures = len(found.samples.labels)
+        emit_json({"out": str(out), "pictures": pictures, **recipe, **found.about})
+        return
+    number = f"{len(found.samples.labels):,} pictures"
+    say(f"{number} in {out}; with the real ones at least {to:,} of each class")
+    if found.about["labelled_by"] == "classifier":
+        say("  the model draws without labels: a classifier of the real pictures gave them")
+    for label, one in found.about["classes"].items():
+        left_out = ", ".join(f"{number:,} {what}" for what, number in one["left_out"].items())
+        said = f"; left out {left_out}" if left_out else ""
+        say(f"  {label:20} {one['real']:,} real, {one['kept']:,} drawn{said}")
+
+
+def _tell(text: str) -> None:
+    """A line, over the one of `_display` where there is one."""
+    sys.stderr.write(f"{_CLEAR if sys.stderr.isatty() else ''}{text}\n")
+
+
+def _counter() -> Any:
+    from manege.progress import counter
+
+    return counter("drawn")
+
+
+def _display() -> Any:
+    """A line that is written over on a terminal; silence elsewhere."""
+    from manege.progress import duration
+
+    last = 0.0
+
+    def show(what: str, part: float, left_s: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < _SHOW_EVERY_S or not sys.stderr.isatty():
+            return
+        last = now
+        sys.stderr.write(f"{_CLEAR}{part:.0%} done, {duration(left_s)} left; training {what}\r")
+        sys.stderr.flush()
+
+    return show
+
+
+def _print(found: Verdict) -> None:
+    tree = found.tree
+    protocol, share = tree["protocol"], tree["memorisation"]["share"]
+    train, test = (protocol["data"][part] for part in ("train", "test"))
+    say(
+        f"{protocol['data']['name']}: {sum(train.values()):,} training pictures, "
+        f"{min(train.values()):,} to {max(train.values()):,} a class; tested on "
+        f"{sum(test.values()):,} that neither GAN nor gate nor choice saw"
+    )
+    say(f"{protocol['seeds']} seeds, {protocol['steps']:,} steps each; in %, with 95 % intervals")
+    rows = [("", "", "accuracy", "mean recall")]
+    rows += [
+        (arm, one["title"], _percent(one["accuracy"]), _percent(one["mean_recall"]))
+        for arm, one in tree["arms"].items()
+    ]
+    _table(rows)
+    _print_classes(tree)
+    cas = tree["cas"]
+    say(f"classification accuracy score: {_percent(cas['synthetic_to_real'])} (synthetic to real)")
+    if cas["real_to_synthetic"] is not None:
+        say(f"  the reverse: {_percent(cas['real_to_synthetic'])} (real to synthetic)")
+    say(
+        f"near-copies: {_percent(share)} of {tree['memorisation']['pictures']:,} pictures; "
+        "real ones 5.0"
+    )
+    if copied := tree["memorisation"]["copied"]:
+        say(f"  copied: {', '.join(copied)}")
+    left_out = _left_out(tree)
+    if left_out:
+        say(f"gate: left out {left_out}")
+    say("")
+    say(found.sentence)
+    for path in (found.file, found.figure, found.pairs):
+        say(f"  {shlex.quote(str(path))}")
+
+
+def _print_classes(tree: Mapping[str, Any]) -> None:
+    """Recall of each class: best without synthetic pictures, with them, and the gain."""
+    comparison = tree["comparison"]
+    if comparison is None:
+        return
+    over, arm = comparison["over"], comparison["arm"]
+    rows = [("class", "pictures", f"recall {over}", f"recall {arm}", "gain over the best at it")]
+    for label, count in tree["protocol"]["data"]["train"].items():
+        mark = " *" if label in comparison["helped"] else ""
+        rows.append(
+            (
+                label,
+                f"{count:,}",
+                _percent(tree["arms"][over]["recall"][label]),
+                _percent(tree["arms"][arm]["recall"][label]),
+                f"{_percent(comparison['recall'][label], sign='+')}{mark}",
+            )
+        )
+    _table(rows)
+    if comparison["helped"]:
+        say("  * above 0 with all classes looked at together (Holm)")
+
+
+def _left_out(tree: Mapping[str, Any]) -> str:
+    sums: dict[str, int] = {}
+    for one in tree["drawn"].values():
+        for what, number in one["left_out"].items():
+            sums[what] = sums.get(what, 0) + number
+    total = sum(one["drawn"] for one in tree["drawn"].values())
+    told = ", ".join(f"{number:,} {what}" for what, number in sums.items())
+    return f"{told} of {total:,} drawn" if told else ""
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        say(f"  {'  '.join(cells)}".rstrip())
+
+
+def _percent(estimate: Mapping[str, float], sign: str = "") -> str:
+    value, low, high = (100 * estimate[key] for key in ("value", "low", "high"))
+    return f"{value:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"

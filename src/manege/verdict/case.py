@@ -1,0 +1,205 @@
+"""What is on trial: a run's model, the very pictures it was trained on, and pictures nobody saw.
+
+A class's held-out pictures lie in the order of a hash. The first third calibrates: the gate's
+bounds, and which of two arms is put forward. The rest is the test, which nothing learns or chooses
+by; a picture that equals one outside of it is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from manege.config import DataConfig, RunConfig
+from manege.data import KNOWN, Dataset, Split, open_dataset
+from manege.errors import ConfigError, DataError
+from manege.rundir import RunDir
+from manege.sampler import Model, open_model, run_config, run_data
+
+EVEN = 0.9
+"""Data whose smallest class has this part of the largest have nothing to balance."""
+
+_FEWEST_SEEDS, _MOST_SEEDS = 2, 100
+_MOST_STEPS = 10_000_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to try; the defaults are the command's."""
+
+    data: str | None = None
+    """Where the run's data lie now; where they lay when None."""
+    data_root: str | None = None
+    seeds: int = 5
+    steps: int | None = None
+    """Gradient steps of every training, by the number of pictures when None."""
+    gate: bool = False
+    seed: int = 0
+    """Of the pictures drawn."""
+
+    def check(self) -> None:
+        """Nothing; ConfigError for what makes no sense whatever is tried."""
+        if not _FEWEST_SEEDS <= self.seeds <= _MOST_SEEDS:
+            raise ConfigError(
+                f"--seeds {self.seeds}: expected {_FEWEST_SEEDS} to {_MOST_SEEDS}; one training "
+                "alone cannot tell luck from help"
+            )
+        if self.steps is not None and not 1 <= self.steps <= _MOST_STEPS:
+            raise ConfigError(f"--steps {self.steps}: expected 1 to {_MOST_STEPS:,}")
+        if self.seed < 0:
+            raise ConfigError(f"--seed {self.seed}: expected 0 or more")
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a trial needs; every part is a list of arrays N×S×S×C, one for each label."""
+
+    rundir: RunDir
+    model: Model
+    labels: tuple[str, ...]
+    train: tuple[np.ndarray, ...]
+    calibration: tuple[np.ndarray, ...]
+    test: tuple[np.ndarray, ...]
+    mirrored: bool
+    """A mirrored picture is as good."""
+    duplicates: int
+    """Held-out pictures left out of the test, since they are training or calibration pictures."""
+    name: str
+    """The data's."""
+    rule: str
+    """How the data were divided."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Training pictures of each label."""
+        return tuple(len(pictures) for pictures in self.train)
+
+    @property
+    def largest(self) -> int:
+        """Training pictures of the largest class."""
+        return max(self.counts)
+
+    @property
+    def lacks(self) -> dict[str, int]:
+        """How many pictures each class has fewer than the largest."""
+        return {
+            label: self.largest - count
+            for label, count in zip(self.labels, self.counts, strict=True)
+        }
+
+    @property
+    def short(self) -> tuple[str, ...]:
+        """The classes that synthetic pictures are added to."""
+        return tuple(label for label, number in self.lacks.items() if number)
+
+    @property
+    def even(self) -> bool:
+        """Whether there is nothing to balance."""
+        return min(self.counts) >= EVEN * self.largest
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each part: labels, pictures and their order."""
+        return {
+            part: _digest(self.labels, pictures)
+            for part, pictures in (
+                ("train", self.train),
+                ("calibration", self.calibration),
+                ("test", self.test),
+            )
+        }
+
+
+def open_case(run: Path, options: Options) -> Case:
+    """The run and its data; refuses other data, and a model that lacks a class."""
+    rundir = RunDir.open(run)
+    config = run_config(rundir)
+    model = open_model(run)
+    require_classes(run, model, tuple(run_data(rundir)["classes"]))
+    dataset = open_dataset(_data_config(config, options))
+    _require_same_data(run, rundir, dataset)
+    train = tuple(dataset.pictures(label, Split.TRAIN) for label in dataset.labels)
+    held_out = [dataset.pictures(label, Split.HELD_OUT) for label in dataset.labels]
+    calibration = tuple(pictures[: len(pictures) // 3] for pictures in held_out)
+    seen = {_name(picture) for part in (*train, *calibration) for picture in part}
+    rest = [pictures[len(pictures) // 3 :] for pictures in held_out]
+    test = tuple(part[[_name(picture) not in seen for picture in part]] for part in rest)
+    for label, pictures in zip(dataset.labels, test, strict=True):
+        if not len(pictures):
+            raise DataError(
+                f"{dataset.name}: class {label!r} has no held-out pictures of its own, expected "
+                "some to test on; add pictures, or train without it (--classes)"
+            )
+    return Case(
+        rundir=rundir,
+        model=model,
+        labels=dataset.labels,
+        train=train,
+        calibration=calibration,
+        test=test,
+        mirrored=dataset.flippable or bool(config.training.flip),
+        duplicates=sum(map(len, rest)) - sum(map(len, test)),
+        name=dataset.name,
+        rule=dataset.held_out_rule,
+    )
+
+
+def require_classes(run: Path, model: Model, labels: tuple[str, ...]) -> None:
+    """Refuse a model that cannot draw some class, points, and data of one class."""
+    if model.shape.channels == 2:
+        raise ConfigError(f"{run}: draws points, expected pictures; give a run on pictures")
+    if len(labels) < 2:
+        raise ConfigError(
+            f"{run}: trained on one class, expected two or more to tell apart; give another run"
+        )
+    lacking = [] if model.unlabelled else [one for one in labels if one not in model.labels]
+    if lacking:
+        reasons = [f"{one!r} ({model.missing.get(one, 'not trained')})" for one in lacking]
+        raise ConfigError(
+            f"{run}: the model is missing class {', '.join(reasons)}; expected every class of the "
+            f"data; train them first: manege resume {run}"
+        )
+
+
+def _data_config(config: RunConfig, options: Options) -> DataConfig:
+    """The run's data, cut as they were, wherever they lie now."""
+    changes: dict[str, str] = {}
+    if options.data is not None:
+        known = options.data in KNOWN
+        changes["source"] = options.data if known else str(Path(options.data).expanduser())
+    if options.data_root is not None:
+        changes["root"] = options.data_root
+    return config.data.model_copy(update=changes)
+
+
+def _require_same_data(run: Path, rundir: RunDir, dataset: Dataset) -> None:
+    """Refuse pictures of which nobody can say whether the GAN saw them."""
+    known = run_data(rundir)["classes"]
+    remedy = "give --data the pictures it was trained on"
+    if tuple(known) != dataset.labels:
+        other = sorted({*known} ^ {*dataset.labels})
+        raise DataError(
+            f"--data {dataset.name}: its classes are not those of {run} "
+            f"({', '.join(map(repr, other[:5]))}); {remedy}"
+        )
+    for label, entry in known.items():
+        if entry.get("train_sha256") != dataset.digest(label, Split.TRAIN):
+            raise DataError(
+                f"--data {dataset.name}: the training pictures of class {label!r} are not those of "
+                f"{run}, so nobody can say which ones its GAN saw; {remedy}"
+            )
+
+
+def _name(picture: np.ndarray) -> bytes:
+    """The same for the same picture."""
+    return hashlib.blake2b(picture.tobytes(), digest_size=16).digest()
+
+
+def _digest(labels: tuple[str, ...], parts: tuple[np.ndarray, ...]) -> str:
+    digest = hashlib.sha256()
+    for label, pictures in zip(labels, parts, strict=True):
+        digest.update(repr((label, pictures.shape)).encode())
+        digest.update(np.ascontiguousarray(pictures).data)
+    return digest.hexdigest()

@@ -1,0 +1,132 @@
+"""How much of what a model draws is a near-copy of its training pictures, and the nearest pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from manege import pictures
+from manege.metrics.copies import Bound, nearest_of
+from manege.metrics.estimate import Estimate, wilson
+from manege.verdict.case import Case
+
+_PAIRS = 12
+
+
+@dataclass(frozen=True)
+class ClassCopies:
+    """Near-copies among the pictures of one class."""
+
+    pictures: int
+    near: int
+    bound: Bound
+
+    @property
+    def share(self) -> Estimate:
+        """Of the pictures."""
+        return wilson(self.near, self.pictures)
+
+    @property
+    def copied(self) -> bool:
+        """Whether that is surely more than pictures show that are none."""
+        return self.share.low > self.bound.too_much
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Near-copies of all classes that were looked at."""
+
+    classes: Mapping[str, ClassCopies]
+    pairs: Sequence[tuple[float, np.ndarray, np.ndarray]]
+    """The nearest: distance over the bound, picture, training picture."""
+
+    @property
+    def pictures(self) -> int:
+        """How many were looked at."""
+        return sum(one.pictures for one in self.classes.values())
+
+    @property
+    def share(self) -> Estimate:
+        """Of all pictures."""
+        return wilson(sum(one.near for one in self.classes.values()), self.pictures)
+
+    @property
+    def too_much(self) -> float:
+        """What the share must surely be above to be copying: the classes' own, by their number."""
+        limits = [one.pictures * one.bound.too_much for one in self.classes.values()]
+        return sum(limits) / self.pictures
+
+    @property
+    def copying(self) -> bool:
+        """Whether the model as a whole copies."""
+        return self.share.low > self.too_much
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """The classes it copies."""
+        return tuple(label for label, one in self.classes.items() if one.copied)
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "share": vars(self.share),
+            "pictures": self.pictures,
+            "too_much": self.too_much,
+            "copied": list(self.copied),
+            "classes": {
+                label: {
+                    "pictures": one.pictures,
+                    "share": vars(one.share),
+                    "too_much": one.bound.too_much,
+                    "bound": one.bound.distance,
+                    "bound_from": one.bound.origin,
+                    "bound_pictures": one.bound.pictures,
+                }
+                for label, one in self.classes.items()
+            },
+        }
+
+    def png(self) -> bytes:
+        """The nearest pairs: drawn pictures above, training pictures below."""
+        both = np.stack([one for _, one, _ in self.pairs] + [one for _, _, one in self.pairs])
+        sheet = pictures.grid(both, columns=len(self.pairs))
+        recipe = {
+            "rows": "generated, nearest training picture",
+            "distance / bound": ", ".join(f"{part:.2f}" for part, _, _ in self.pairs),
+        }
+        return pictures.png_bytes(sheet, recipe, pictures.viewing_scale(both.shape[1]))
+
+
+def copies_of(
+    case: Case,
+    bounds: Mapping[str, Bound],
+    drawn: Mapping[str, np.ndarray],
+    check: Callable[[], None] = lambda: None,
+) -> Copies:
+    """Near-copies among drawn pictures of each class.
+
+    Args:
+        case: whose training pictures may have been copied.
+        bounds: what is too near, for each class.
+        drawn: pictures by their label; a class may have none.
+        check: called between classes; may raise.
+    """
+    classes: dict[str, ClassCopies] = {}
+    pairs: list[tuple[float, np.ndarray, np.ndarray]] = []
+    for label, training in zip(case.labels, case.train, strict=True):
+        judged = drawn[label]
+        if not len(judged):
+            continue
+        check()
+        bound = bounds[label]
+        distance_N, at_N = nearest_of(judged, training, mirrored=case.mirrored)
+        near = int((distance_N < bound.distance).sum())
+        classes[label] = ClassCopies(len(judged), near, bound)
+        for row in np.argsort(distance_N, kind="stable")[:_PAIRS]:
+            part = float(distance_N[row]) / max(bound.distance, 1e-9)
+            pairs.append((part, judged[row], training[at_N[row]]))
+    pairs.sort(key=lambda one: one[0])
+    return Copies(classes, pairs[:_PAIRS])

@@ -1,0 +1,277 @@
+"""The classifier that looks at drawn pictures, and the gate that leaves some of them out.
+
+The classifier is trained on the training pictures, oversampled and augmented; the gate's bounds
+come from the calibration pictures. Neither sees a test picture. The classifier also says what a
+picture shows that comes from a model without labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from manege.config import ALL
+from manege.errors import DataError
+from manege.metrics.copies import ENOUGH, Bound, bound_of, nearest_of
+from manege.metrics.networks import FeatureNetwork
+from manege.sampler import Model
+from manege.verdict.arms import Arm, pool_of
+from manege.verdict.case import Case
+from manege.verdict.look import Look, Work
+from manege.verdict.training import Lesson, probabilities, train
+
+IMPLAUSIBLE = 0.01
+"""The part of real pictures that would be found as implausible as the pictures left out."""
+NEAR_COPY, UNLIKELY = "near-copy", "implausible"
+
+_MOST_TRIES = 8
+"""Pictures drawn at most for each one wanted."""
+_TELLING = 256
+"""So many are drawn before hope is given up."""
+
+_BLOCK = 1_024
+"""Pictures that are looked at together."""
+
+Progress = Callable[[int, int], None]
+Sieve = Callable[[str, np.ndarray], np.ndarray]
+"""From a label and pictures to the reasons why they are left out, "" for none."""
+
+
+@dataclass(frozen=True)
+class Looker:
+    """A classifier of the training pictures."""
+
+    network: FeatureNetwork = field(repr=False)
+
+    def shares(self, pictures_NSSC: np.ndarray) -> np.ndarray:
+        """N×K probabilities."""
+        return probabilities(self.network, pictures_NSSC)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a picture of each class must keep to."""
+
+    case: Case = field(repr=False)
+    bounds: Mapping[str, Bound]
+    """Not nearer than this to a training picture."""
+    least: Mapping[str, float]
+    """At least this probability of its label."""
+    looker: Looker
+
+    def reasons(self, label: str, pictures_NSSC: np.ndarray) -> np.ndarray:
+        """For each picture why it is left out, "" when it is not; a near-copy is called that."""
+        case, number = self.case, self.case.labels.index(label)
+        found = np.full(len(pictures_NSSC), "", dtype=object)
+        found[self.looker.shares(pictures_NSSC)[:, number] < self.least[label]] = UNLIKELY
+        distance_N, _ = nearest_of(pictures_NSSC, case.train[number], mirrored=case.mirrored)
+        found[distance_N < self.bounds[label].distance] = NEAR_COPY
+        return found
+
+    def sieve(self, look: Look) -> Sieve:
+        """The same for `draw`, to be stopped between blocks."""
+
+        def sieve(label: str, pictures_NSSC: np.ndarray) -> np.ndarray:
+            look.check()
+            return self.reasons(label, pictures_NSSC)
+
+        return sieve
+
+    def description(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            label: {
+                "nearest": bound.distance,
+                "nearest_from": f"{bound.pictures} {bound.origin} pictures",
+                "probability": self.least[label],
+            }
+            for label, bound in self.bounds.items()
+        }
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A class's pictures, their numbers among all that were drawn, and what was left out."""
+
+    pictures: np.ndarray
+    indices: np.ndarray
+    drawn: int
+    left_out: Mapping[str, int]
+
+    def record(self) -> dict[str, Any]:
+        """Counts, for JSON."""
+        return {"kept": len(self.pictures), "drawn": self.drawn, "left_out": dict(self.left_out)}
+
+    def require(self, label: str, count: int, remedy: str = "") -> None:
+        """Refuse when there are fewer pictures of the label than that."""
+        if (have := len(self.pictures)) >= count:
+            return
+        told = ", ".join(f"{number:,} {what}" for what, number in self.left_out.items())
+        why, otherwise = (
+            (f"came out of {self.drawn:,} drawn ({told})", "leave --gate out")
+            if told
+            else (
+                "came out: a classifier takes most of what the model draws for other classes",
+                "train with labels (--method per-class)",
+            )
+        )
+        raise DataError(
+            f"class {label!r}: {have:,} of {count:,} pictures wanted {why}; {remedy}{otherwise}, "
+            "or train longer"
+        )
+
+
+def bounds_of(case: Case) -> dict[str, Bound]:
+    """For each class the distance that makes a near-copy."""
+    return {
+        label: bound_of(train_, held_out, mirrored=case.mirrored)
+        for label, train_, held_out in zip(case.labels, case.train, case.calibration, strict=True)
+    }
+
+
+def train_looker(case: Case, work: Work) -> Looker:
+    """The classifier of the training pictures: every class seen as often, and augmented."""
+    pool = pool_of(case.train, ())
+    lesson = Lesson(
+        pool.pictures,
+        pool.targets,
+        len(case.labels),
+        augmented=True,
+        mirrored=case.mirrored,
+        steps=work.steps,
+        seed=0,
+        purpose="verdict gate",
+    )
+    what = "the classifier that looks at them"
+    work.begin()
+    network = train(lesson, pool.rows(Arm.BOTH, 0), partial(work.each, what))
+    work.finished(what, "trained")
+    return Looker(network)
+
+
+def gate_of(case: Case, looker: Looker, bounds: Mapping[str, Bound]) -> Gate:
+    """The gate by what real pictures get: of a class with few to calibrate, those of all."""
+    own = [looker.shares(pictures)[:, number] for number, pictures in enumerate(case.calibration)]
+    every = np.concatenate(own)
+    if not len(every):
+        raise DataError(
+            f"{case.name}: {len(case.labels)} classes without pictures to calibrate the gate, "
+            "expected three held-out pictures in one of them at least; leave --gate out"
+        )
+    least = {
+        label: float(np.quantile(shares if len(shares) >= ENOUGH else every, IMPLAUSIBLE))
+        for label, shares in zip(case.labels, own, strict=True)
+    }
+    return Gate(case, bounds, least, looker)
+
+
+def draw(
+    model: Model,
+    wanted: Mapping[str, int],
+    seed: int,
+    *,
+    sieve: Sieve | None = None,
+    looker: Looker | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Drawn]:
+    """The first pictures of each label that pass, fewer where too few do.
+
+    Args:
+        model: what draws.
+        wanted: how many of each label.
+        seed: the same seed draws the same pictures.
+        sieve: leaves pictures out; none when None.
+        looker: says what the pictures of a model without labels show.
+        progress: told how many pictures there are, of how many.
+    """
+    if model.unlabelled:
+        assert looker is not None
+        return _draw_unlabelled(model, wanted, seed, looker, sieve, progress)
+    total, done = sum(wanted.values()), 0
+    found: dict[str, Drawn] = {}
+    for label, count in wanted.items():
+        tell = None if progress is None else _shifted(progress, done, count, total)
+        found[label] = _draw_label(model, label, count, seed, sieve, tell)
+        done += count
+    return found
+
+
+def _draw_label(
+    model: Model,
+    label: str,
+    count: int,
+    seed: int,
+    sieve: Sieve | None,
+    tell: Callable[[int], None] | None,
+) -> Drawn:
+    tried, most = count, max(_MOST_TRIES * count, _TELLING)
+    while True:
+        pictures = model.pictures_of(label, tried, seed, progress=tell)
+        reasons = _reasons(sieve, label, pictures)
+        have = int((reasons == "").sum())
+        if have >= count or _is_hopeless(have, count, tried, most):
+            return _first(pictures, np.arange(tried), reasons, count)
+        tried = min(2 * tried, most)
+
+
+def _draw_unlabelled(
+    model: Model,
+    wanted: Mapping[str, int],
+    seed: int,
+    looker: Looker,
+    sieve: Sieve | None,
+    progress: Progress | None,
+) -> dict[str, Drawn]:
+    tried = len(wanted) * max(wanted.values())
+    most = max(_MOST_TRIES * tried, _TELLING)
+    while True:
+        tell = None if progress is None else _shifted(progress, 0, tried, tried)
+        pictures = model.pictures_of(ALL, tried, seed, progress=tell)
+        shown = looker.shares(pictures).argmax(1)
+        found: dict[str, Drawn] = {}
+        for number, (label, count) in enumerate(wanted.items()):
+            rows = np.flatnonzero(shown == number)
+            reasons = _reasons(sieve, label, pictures[rows])
+            found[label] = _first(pictures[rows], rows, reasons, count)
+        short = {
+            label: have
+            for label, one in found.items()
+            if (have := len(one.pictures)) < wanted[label]
+        }
+        if all(_is_hopeless(have, wanted[label], tried, most) for label, have in short.items()):
+            return found
+        tried = min(2 * tried, most)
+
+
+def _is_hopeless(have: int, count: int, tried: int, most: int) -> bool:
+    """Whether all that may be drawn would not do, by what has come out so far."""
+    return tried >= most or (tried >= _TELLING and 2 * have * most < count * tried)
+
+
+def _shifted(progress: Progress, before: int, count: int, total: int) -> Callable[[int], None]:
+    """Told of the pictures of one label, as part of all."""
+    return lambda done: progress(before + min(done, count), total)
+
+
+def _reasons(sieve: Sieve | None, label: str, pictures: np.ndarray) -> np.ndarray:
+    found = np.full(len(pictures), "", dtype=object)
+    if sieve is not None:
+        for start in range(0, len(pictures), _BLOCK):
+            found[start : start + _BLOCK] = sieve(label, pictures[start : start + _BLOCK])
+    return found
+
+
+def _first(pictures: np.ndarray, numbers: np.ndarray, reasons: np.ndarray, count: int) -> Drawn:
+    """The first that pass; only what was left out before the last of them is counted."""
+    kept = np.flatnonzero(reasons == "")[:count]
+    seen = (int(kept[-1]) + 1 if count else 0) if len(kept) == count else len(reasons)
+    left_out = {
+        reason: number
+        for reason in (NEAR_COPY, UNLIKELY)
+        if (number := int((reasons[:seen] == reason).sum()))
+    }
+    return Drawn(pictures[kept], numbers[kept], seen, left_out)

@@ -1,0 +1,233 @@
+"""The trial: open, draw, look for copies, train every arm with every seed, judge, keep."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from manege.metrics.classifier import examples
+from manege.metrics.copies import Bound
+from manege.verdict.arms import Arm, Pool, pool_of
+from manege.verdict.case import Case, Options, open_case
+from manege.verdict.copying import Copies, copies_of
+from manege.verdict.figure import figure_of
+from manege.verdict.findings import MOST_LOOKED_AT, counts_of, findings_of, reversed_of, targets_of
+from manege.verdict.gate import Drawn, Gate, Looker, bounds_of, draw, gate_of, train_looker
+from manege.verdict.judging import Outcome
+from manege.verdict.kept import Answers, Shelf, key_of, result_name
+from manege.verdict.look import Look, Stopped, Work
+from manege.verdict.training import BATCH, RECIPE, Lesson, probabilities, train
+from manege.version import __version__
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The whole of it, as in the run's verdict file."""
+
+    tree: dict[str, Any]
+    file: Path
+    figure: Path
+    pairs: Path
+
+    @property
+    def outcome(self) -> Outcome:
+        """In a word."""
+        return Outcome(self.tree["outcome"])
+
+    @property
+    def sentence(self) -> str:
+        """In a sentence."""
+        return str(self.tree["sentence"])
+
+
+def judge(run: Path, options: Options | None = None, look: Look | None = None) -> Verdict:
+    """Whether the run's pictures help a classifier; every training that is done is kept."""
+    options, look = options or Options(), look or Look()
+    options.check()
+    case = open_case(run, options)
+    steps = options.steps or examples(sum(case.counts)) // BATCH
+    protocol = _protocol(case, options, steps)
+    shelf = Shelf(case.rundir, key_of(protocol))
+    if (known := shelf.result(options.seeds)) is not None:
+        look.say(f"judged before: {shelf.path(result_name(options.seeds))}")
+        return _verdict(shelf, known, options.seeds)
+    arms = (Arm.REAL, Arm.SYNTHETIC) if case.even else tuple(Arm)
+    if case.even:
+        look.say("balanced data: only arms a and f are trained")
+    known_looker = shelf.network(case.model.shape.channels, len(case.labels))
+    needs_looker = (options.gate or case.model.unlabelled) and known_looker is None
+    todo = sum(
+        shelf.answers(arm, seed, counts_of(case, arm)) is None
+        for seed in range(options.seeds)
+        for arm in arms
+    )
+    work = Work(look, max(1, todo + needs_looker), steps)
+    try:
+        return _tried(case, options, shelf, work, protocol, arms)
+    except KeyboardInterrupt:
+        in_all = options.seeds * len(arms)
+        kept = in_all - todo + max(0, work.done - needs_looker)
+        raise Stopped(
+            f"stopped; {kept} of {in_all} trainings are kept, and the same command goes on"
+        ) from None
+
+
+def _tried(
+    case: Case,
+    options: Options,
+    shelf: Shelf,
+    work: Work,
+    protocol: Mapping[str, Any],
+    arms: Sequence[Arm],
+) -> Verdict:
+    bounds = bounds_of(case)
+    looker = _looker(case, shelf, work) if options.gate or case.model.unlabelled else None
+    gate = gate_of(case, looker, bounds) if options.gate and looker is not None else None
+    work.look.say(f"drawing {case.largest:,} pictures of each class")
+    drawn = _drawn(case, options.seed, looker, gate, work.look)
+    work.look.say("looking for copies")
+    copies = _copies(case, options, bounds, drawn, looker, work.look)
+    pool = pool_of(case.train, [drawn[label].pictures for label in case.labels])
+    answers: dict[Arm, list[Answers]] = {arm: [] for arm in arms}
+    # Seed by seed: what a stop leaves behind is paired.
+    for seed in range(options.seeds):
+        for arm in arms:
+            answers[arm].append(_answers(case, shelf, pool, arm, seed, work))
+    tree = {
+        "format": FORMAT,
+        "manege": __version__,
+        "protocol": {**protocol, "seeds": options.seeds},
+        "versions": _versions(),
+        **findings_of(case, pool, answers, copies),
+        "gate": gate.description() if gate else None,
+        "drawn": {label: one.record() for label, one in drawn.items()},
+        "labelled_by": "classifier" if case.model.unlabelled else "model",
+    }
+    name = result_name(options.seeds)
+    shelf.write("nearest.png", copies.png())
+    shelf.write(name.replace(".json", ".png"), figure_of(tree))
+    shelf.write_json(name, tree)
+    return _verdict(shelf, tree, options.seeds)
+
+
+def _verdict(shelf: Shelf, tree: dict[str, Any], seeds: int) -> Verdict:
+    name = result_name(seeds)
+    figure = shelf.path(name.replace(".json", ".png"))
+    return Verdict(tree, shelf.path(name), figure, shelf.path("nearest.png"))
+
+
+def _protocol(case: Case, options: Options, steps: int) -> dict[str, Any]:
+    """All that a training depends on, but for its arm and seed."""
+
+    def counted(parts: Sequence[np.ndarray]) -> dict[str, int]:
+        return {label: len(part) for label, part in zip(case.labels, parts, strict=True)}
+
+    return {
+        "recipe": RECIPE,
+        "model": case.model.digest,
+        "data": {
+            "name": case.name,
+            "rule": case.rule,
+            "sha256": case.digests(),
+            "train": counted(case.train),
+            "calibration": counted(case.calibration),
+            "test": counted(case.test),
+            "duplicates": case.duplicates,
+        },
+        "steps": steps,
+        "batch": BATCH,
+        "mirrored": case.mirrored,
+        "gate": options.gate,
+        "sample_seed": options.seed,
+        "torch": torch.__version__,
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _looker(case: Case, shelf: Shelf, work: Work) -> Looker:
+    found = shelf.network(case.model.shape.channels, len(case.labels))
+    if found is not None:
+        return Looker(found)
+    looker = train_looker(case, work)
+    shelf.keep_network(looker.network)
+    return looker
+
+
+def _drawn(
+    case: Case, seed: int, looker: Looker | None, gate: Gate | None, look: Look
+) -> dict[str, Drawn]:
+    """As many of each class as the largest has; fewer where few pass, but all that it lacks."""
+    wanted = dict.fromkeys(case.labels, case.largest)
+    sieve = None if gate is None else gate.sieve(look)
+    found = draw(case.model, wanted, seed, sieve=sieve, looker=looker, progress=look.drawn)
+    for label, number in case.lacks.items():
+        found[label].require(label, max(1, number))
+    return found
+
+
+def _copies(
+    case: Case,
+    options: Options,
+    bounds: Mapping[str, Bound],
+    drawn: Mapping[str, Drawn],
+    looker: Looker | None,
+    look: Look,
+) -> Copies:
+    """Near-copies among the pictures that would be added, before any gate.
+
+    Where nothing would be added, among some of each class.
+    """
+    some = dict.fromkeys(case.labels, min(case.largest, MOST_LOOKED_AT))
+    wanted = some if case.even else case.lacks
+    if options.gate:
+        drawn = draw(case.model, wanted, options.seed, looker=looker, progress=look.drawn)
+    judged = {label: drawn[label].pictures[:number] for label, number in wanted.items()}
+    return copies_of(case, bounds, judged, look.check)
+
+
+def _answers(case: Case, shelf: Shelf, pool: Pool, arm: Arm, seed: int, work: Work) -> Answers:
+    """What the arm's classifier of that seed takes the pictures for; trained if it must be."""
+    known = shelf.answers(arm, seed, counts_of(case, arm))
+    if known is not None:
+        return known
+    what = f"{arm} ({arm.words}), seed {seed}"
+    lesson = Lesson(
+        pool.pictures,
+        pool.targets,
+        len(case.labels),
+        augmented=arm.augmented,
+        mirrored=case.mirrored,
+        steps=work.steps,
+        seed=seed,
+    )
+    work.begin()
+    network = train(lesson, pool.rows(arm, seed), partial(work.each, what))
+    parts = {"test": case.test, "calibration": case.calibration}
+    found = {
+        name: np.concatenate([probabilities(network, one).argmax(1) for one in part])
+        for name, part in parts.items()
+    }
+    if arm is Arm.REAL:
+        found["synthetic"] = probabilities(network, reversed_of(case, pool)[0]).argmax(1)
+    shelf.keep(arm, seed, found)
+    right = (found["test"] == targets_of(case.test)).mean()
+    work.finished(what, f"{right:.1%} right")
+    return found

@@ -1,0 +1,206 @@
+"""The gate on real digits, and what comes out of it from a real model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import manege
+from manege.errors import DataError
+from manege.verdict.case import Case, Options, open_case
+from manege.verdict.copying import copies_of
+from manege.verdict.gate import Gate, Looker, bounds_of, draw, gate_of, train_looker
+from manege.verdict.look import Look, Work
+
+LABELS = ("0", "1", "4")
+TINY = {
+    "preset": "paper",
+    "rounds": 1,
+    "data__classes": list(LABELS),
+    "data__limits": {"4": 40},
+    "networks__kind": "mlp",
+    "networks__hidden": 16,
+    "training__batch": 40,
+    "sheets__pictures": 4,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "score-cache"))
+        patch.delenv("MANEGE_DATA", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return manege.train("digits", out=tmp_path_factory.mktemp("gate") / "run", **TINY).path
+
+
+@pytest.fixture(scope="module")
+def case(trained: Path) -> Case:
+    return open_case(trained, Options())
+
+
+@pytest.fixture(scope="module")
+def looker(case: Case) -> Looker:
+    return train_looker(case, Work(Look(), 1, 120))
+
+
+@pytest.fixture(scope="module")
+def gate(case: Case, looker: Looker) -> Gate:
+    return gate_of(case, looker, bounds_of(case))
+
+
+# The case.
+
+
+def test_nobody_else_sees_the_test_pictures(case: Case) -> None:
+    parts = {"train": case.train, "calibration": case.calibration, "test": case.test}
+    seen = {
+        name: {picture.tobytes() for part in pictures for picture in part}
+        for name, pictures in parts.items()
+    }
+    assert not seen["test"] & (seen["train"] | seen["calibration"])
+    assert case.counts == (160, 164, 40)
+    held_out = [len(one) + len(two) for one, two in zip(case.calibration, case.test, strict=True)]
+    assert held_out == [18, 18, 18]
+
+
+def test_a_held_out_picture_that_training_has_is_no_test(tmp_path: Path) -> None:
+    """An image folder may hold the same picture twice, one on either side of the split."""
+    for label in ("cat", "dog"):
+        (tmp_path / "animals" / label).mkdir(parents=True)
+        for number in range(60):
+            # Every picture of cats but the first ten is there twice.
+            seed = number if label == "dog" or number < 10 else number // 2
+            made = np.random.default_rng((label == "cat", seed)).integers(0, 256, (8, 8), np.uint8)
+            Image.fromarray(made).save(tmp_path / "animals" / label / f"{number}.png")
+    tiny = {name: value for name, value in TINY.items() if not name.startswith("data")}
+    run = manege.train(str(tmp_path / "animals"), out=tmp_path / "run", **tiny).path
+    found = open_case(run, Options())
+    assert found.duplicates > 0
+    seen = {one.tobytes() for part in (*found.train, *found.calibration) for one in part}
+    assert not seen & {one.tobytes() for part in found.test for one in part}
+
+
+def test_digits_are_not_mirrored(case: Case) -> None:
+    assert case.mirrored is False
+
+
+# The gate.
+
+
+def test_real_pictures_pass(case: Case, gate: Gate) -> None:
+    for label, pictures in zip(LABELS, case.test, strict=True):
+        reasons = gate.reasons(label, pictures)
+        assert (reasons == "").mean() >= 0.75
+
+
+def test_copies_and_pictures_of_other_classes_do_not(case: Case, gate: Gate) -> None:
+    copies = gate.reasons("0", case.train[0])
+    assert (copies == "near-copy").all()
+    others = gate.reasons("0", np.concatenate([case.test[1], case.test[2]]))
+    assert (others == "implausible").mean() > 0.9
+
+
+def test_the_bounds_are_told(gate: Gate) -> None:
+    told = gate.description()
+    assert set(told) == set(LABELS)
+    assert told["0"]["nearest_from"] == "160 training pictures"
+    assert 0 < told["0"]["nearest"] < 1
+    assert 0 <= told["0"]["probability"] <= 1
+
+
+def test_no_bound_depends_on_a_test_picture(case: Case, looker: Looker, gate: Gate) -> None:
+    other = replace(case, test=tuple(255 - part for part in case.test))
+    assert bounds_of(other) == gate.bounds
+    assert gate_of(other, looker, gate.bounds).least == gate.least
+
+
+# Drawing through it.
+
+
+def test_the_first_that_pass_are_kept_and_the_others_counted(case: Case) -> None:
+    plain = draw(case.model, {"0": 30}, 5)["0"]
+    assert (plain.drawn, plain.left_out, plain.indices.tolist()) == (30, {}, list(range(30)))
+    every = case.model.pictures_of("0", 60, 5)
+    assert (plain.pictures == every[:30]).all()
+    first = {every[row].tobytes() for row in (0, 3)}
+    second = {every[row].tobytes() for row in (1,)}
+
+    def sieve(label: str, pictures: np.ndarray) -> np.ndarray:
+        kinds = [
+            "near-copy" if one.tobytes() in first else "implausible" if one.tobytes() in second
+            else ""
+            for one in pictures
+        ]  # fmt: skip
+        return np.array(kinds, dtype=object)
+
+    found = draw(case.model, {"0": 30}, 5, sieve=sieve)["0"]
+    assert found.indices.tolist() == [2, *range(4, 33)]
+    assert (found.pictures == every[found.indices]).all()
+    assert found.record() == {
+        "kept": 30,
+        "drawn": 33,
+        "left_out": {"near-copy": 2, "implausible": 1},
+    }
+
+
+def test_what_lets_nothing_through_is_given_up(case: Case) -> None:
+    def sieve(label: str, pictures: np.ndarray) -> np.ndarray:
+        return np.full(len(pictures), "implausible", dtype=object)
+
+    found = draw(case.model, {"0": 10, "1": 0}, 0, sieve=sieve)
+    assert found["0"].record() == {"kept": 0, "drawn": 256, "left_out": {"implausible": 256}}
+    assert found["1"].record() == {"kept": 0, "drawn": 0, "left_out": {}}
+    found["1"].require("1", 0)
+    with pytest.raises(DataError, match=r"class '0': 0 of 10 pictures .* 256 drawn \(256 implaus"):
+        found["0"].require("0", 10)
+
+
+def test_drawing_can_be_stopped_while_the_gate_looks(case: Case, gate: Gate) -> None:
+    asked: list[int] = []
+
+    def stop() -> str | None:
+        asked.append(1)
+        return "SIGINT" if len(asked) == 2 else None
+
+    with pytest.raises(KeyboardInterrupt):
+        draw(case.model, {"0": 2_000}, 0, sieve=gate.sieve(Look(stop=stop)))
+
+
+# Copies.
+
+
+def test_a_model_that_memorises_is_found_out(case: Case) -> None:
+    """It draws the training pictures again, a little darker."""
+    again = [(part * np.float32(0.97)).astype(np.uint8) for part in case.train]
+    found = copies_of(case, bounds_of(case), dict(zip(LABELS, again, strict=True)))
+    assert found.pictures == 160 + 164 + 40
+    assert found.share.value > 0.95
+    assert found.copying
+    assert found.copied == LABELS
+    assert found.png().startswith(b"\x89PNG")
+    part, picture, training = found.pairs[0]
+    assert part < 1
+    assert np.abs(picture.astype(int) - training).max() <= 8
+
+
+def test_real_pictures_are_no_copies(case: Case) -> None:
+    held_out = [np.concatenate(both) for both in zip(case.calibration, case.test, strict=True)]
+    found = copies_of(case, bounds_of(case), dict(zip(LABELS, held_out, strict=True)))
+    assert not found.copying
+    assert found.copied == ()
+
+
+def test_classes_that_nothing_is_drawn_of_are_not_looked_at(case: Case) -> None:
+    none, some = case.test[0][:0], case.test[2]
+    found = copies_of(case, bounds_of(case), {"0": none, "1": none, "4": some})
+    assert (tuple(found.classes), found.pictures) == (("4",), len(some))
