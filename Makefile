@@ -13,6 +13,9 @@ APT_FLAGS := -q -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 BIN := .venv/bin
 DEMO := demo/digits-$(shell date +%Y%m%d-%H%M%S)
 
+# Every command of the tests is a process of its own: without bytecode each would compile manege again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test lint types fmt unit coverage bench soak docs browser-setup slurm-setup clean
 
 setup: .venv/.installed

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.special import entr
+from torch import special
 
 from manege import device
 from manege.errors import ConfigError
@@ -174,7 +174,7 @@ class InceptionMixture:
 
     def _value(self, mean: np.ndarray) -> float:
         """Minus the score, from mean probabilities and the mean entropy; within its range."""
-        information = float(entr(mean[:-1]).sum() - mean[-1])
+        information = float(special.entr(torch.from_numpy(mean[:-1])).sum() - mean[-1])
         return -float(np.clip(np.exp(information), 1.0, len(self.space.labels)))
 
 
