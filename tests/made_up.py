@@ -28,7 +28,9 @@ def made_up(*, head: bool = True) -> dict[str, torch.Tensor]:
         drawn = rng.standard_normal(shape, dtype=np.float32)
         if part == "weight":
             drawn *= np.float32(np.sqrt(2 / prod(shape[1:])))
-        tensors[name] = torch.from_numpy(np.abs(drawn) if part == "var" else drawn)
+        if part in ("beta", "mean"):
+            drawn /= 10
+        tensors[name] = torch.from_numpy(np.exp(drawn / 10) if part == "var" else drawn)
     if head:
         drawn = rng.standard_normal((1008, 2048), dtype=np.float32)
         tensors[HEAD] = torch.from_numpy(drawn / np.float32(45))

@@ -47,6 +47,9 @@ FEWEST = 8
 FEWEST_FOR_FID = 10_000
 """Pictures that FID's authors ask for (Heusel et al. 2017)."""
 
+SPLITS = 10
+"""Of the inception score."""
+
 NEIGHBOURS = 5
 MOST_NEAREST, MOST_SEARCHED = 1000, 10_000
 """Pictures whose nearest are sought, and among how many."""
@@ -227,6 +230,8 @@ def why_not(group: str, facts: Facts) -> str | None:
             assert isinstance(space.network, Inception)
             if not space.network.has_head:
                 return NO_HEAD
+            if facts.generated[1] < SPLITS:
+                return f"{facts.generated[1]} pictures cannot be split into {SPLITS}; give more"
             return None if facts.allow_few else _too_few(facts.generated[1], space)
         case "labels":
             if labels is None or (space is not None and not space.labels):
@@ -422,9 +427,9 @@ class _Measuring:
         same = len(real) == len(self._generated)
         self._add(
             "is",
-            inception_score(space.logits_of(self._generated)),
+            inception_score(space.logits_of(self._generated), SPLITS),
             (len(self._generated), 0),
-            floor=inception_score(space.logits_of(real)) if same else None,
+            floor=inception_score(space.logits_of(real), SPLITS) if same else None,
             marks=("few-samples",) if few else (),
         )
 

@@ -133,7 +133,7 @@ def _from_file(path: Path, called: str) -> Weights:
     except Exception as error:
         reason = " ".join(str(error).split())[:120]
         raise DataError(f"{called}: cannot be understood ({reason}); {expected}") from error
-    _keep(tensors, name, digest)
+    _keep(tensors, digest)
     return _weights(tensors, name, digest)
 
 
@@ -190,10 +190,11 @@ def _folder() -> Path:
     return cache_folder() / _KEPT
 
 
-def _keep(tensors: Mapping[str, Tensor], source: str, source_sha256: str) -> None:
+def _keep(tensors: Mapping[str, Tensor], source_sha256: str) -> None:
     """Write them into the cache; the name carries the source's digest and the content's."""
     arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
-    told = {"source": source, "source_sha256": source_sha256}
+    # One entry only: safetensors writes several in any order, and the digest would differ.
+    told = {"source_sha256": source_sha256}
     blob = bytes(safetensors.numpy.save(arrays, metadata=told))
     own = hashlib.sha256(blob).hexdigest()
     with blaming(_folder()):

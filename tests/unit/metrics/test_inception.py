@@ -187,7 +187,9 @@ def test_who_is_stopped_goes_on_with_the_next_part(network, own_cache, monkeypat
     assert sum(seen) == 6
     np.testing.assert_array_equal(whole, again)
     with torch.inference_mode():
-        np.testing.assert_array_equal(whole[4:], own(torch.from_numpy(pictures[4:])).numpy())
+        alone = own(torch.from_numpy(pictures[4:])).numpy()
+    # Not bit for bit: it depends on the number of threads.
+    np.testing.assert_allclose(whole[4:], alone, rtol=1e-4, atol=1e-5)
     # Another network's are others.
     parts.inception_features(network, "b", pictures[:1])
     assert sum(seen) == 7
