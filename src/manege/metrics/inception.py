@@ -198,19 +198,18 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 class Inception:
-    """The network with its weights; its features are those of pictures of any side."""
+    """The network with its weights; its features are those of pictures of any side.
+
+    Args:
+        tensors: as `shapes` lists them, maybe with the head.
+        resize: what pictures are brought to 299 with, `bilinear_tf1` or `bicubic`.
+    """
 
     dimensions = DIMENSIONS
 
     def __init__(
         self, tensors: Mapping[str, Tensor], resize: Callable[[int, int], np.ndarray] = bilinear_tf1
     ) -> None:
-        """A network.
-
-        Args:
-            tensors: as `shapes` lists them, maybe with the head.
-            resize: what pictures are brought to 299 with, `bilinear_tf1` or `bicubic`.
-        """
         self._folded = {conv.name: _folded(conv.name, tensors) for conv, _ in _convs(PLAN, 3)}
         self._head = tensors.get(HEAD)
         self._resize = resize

@@ -68,7 +68,7 @@ class Space:
     """Digest of the pictures and labels it was trained on."""
     accuracy: Estimate | None = None
     """On held-out pictures."""
-    source: Mapping[str, str] | None = None
+    source: Mapping[str, str] | None = field(default=None, compare=False)
     """Published file that the weights are from, and its SHA-256."""
 
     @property

@@ -193,7 +193,10 @@ def check_groups(names: Sequence[str] | None) -> tuple[str, ...] | None:
         )
     for name in filter(None, chosen):
         if name not in GROUPS:
-            raise ConfigError(f"--metrics {name}: not known; expected some of {', '.join(GROUPS)}")
+            hint = " (FID is fd with --features inception)" if "fid" in name.lower() else ""
+            raise ConfigError(
+                f"--metrics {name}: not known; expected some of {', '.join(GROUPS)}{hint}"
+            )
     if chosen in ((), ("",)):
         raise ConfigError(f"--metrics: empty; expected some of {', '.join(GROUPS)}")
     return chosen
