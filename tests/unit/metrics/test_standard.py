@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import norm
 from tests.made_up import made_up
 
-from manege.config import DataConfig
+from manege.config import DataConfig, stream
 from manege.data import PictureSet, Split, set_of, survey_measured
 from manege.errors import ConfigError
 from manege.metrics import (
@@ -88,9 +88,20 @@ def test_fid_and_is_bear_their_names_in_the_standard_protocol(contest, standard)
     assert found["fid"].marks == found["is"].marks == ("few-samples",)
     assert found["fid"].floor is not None
     assert "2015-12-05" in found["fid"].definition
-    assert found["is"].value == inception_score(standard.logits_of(x)).value
     assert found["kid"].value == kid(x, y).value
     assert found["kid"].full_name == "kid@inception-11111111"
+
+
+def test_the_inception_score_splits_at_random_not_class_by_class(contest, standard, monkeypatch):
+    """Real pictures lie there class after class, and a split of one class says nothing."""
+    monkeypatch.setattr(module, "SPLITS", 2)
+    x = standard.features(contest.generated.pictures)
+    order = stream(0, cell="", purpose="inception score").permutation(len(x))
+    expected = inception_score(standard.logits_of(x[order]), 2)
+    assert expected.value != inception_score(standard.logits_of(x), 2).value > 1
+    found = named(run(contest, "is"))["is"]
+    assert found.value == expected.value
+    assert found.floor is not None
 
 
 def test_the_antialiased_fid_has_a_name_of_its_own(contest, standard):
