@@ -68,11 +68,11 @@ types: setup
 
 unit: setup
 	@echo "== tests (real datasets are used when MANEGE_DATA names their folder, else skipped)"
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 coverage: setup
 	@echo "== coverage: the same tests, and the lines they came through in their own processes"
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
 
 fmt: setup
 	$(BIN)/ruff check --fix src tests benchmarks examples scripts
@@ -87,6 +87,8 @@ bench: setup
 	$(BIN)/python benchmarks/coordinator.py
 	@echo "== bench: wall time of trainers against commands side by side, and of a dead one's replacement"
 	$(BIN)/python benchmarks/runtime.py
+	@echo "== bench: ranks against trainers, and what a lost rank costs"
+	$(BIN)/python benchmarks/mpi.py
 	@echo "== bench: reports and watch pages of very large runs"
 	$(BIN)/python benchmarks/report.py
 

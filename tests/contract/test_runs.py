@@ -103,7 +103,9 @@ def _events(path: Path, kind: str) -> list[dict[str, Any]]:
     ("method", "relay"),
     [
         ("grid", ("local", "mpich", "openmpi", "inline")),
-        ("per-class", ("inline", "openmpi", "local", "mpich")),
+        pytest.param(
+            *("per-class", ("inline", "openmpi", "local", "mpich")), marks=pytest.mark.soak
+        ),
     ],
 )
 def test_a_run_moves_from_one_to_the_next(method, relay, wanted, tmp_path):
@@ -133,7 +135,7 @@ def _check_told_once(path: Path) -> None:
         assert rounds[0] == 1
 
 
-@pytest.mark.parametrize("runtime", ["openmpi", "mpich"])
+@pytest.mark.parametrize("runtime", ["openmpi", pytest.param("mpich", marks=pytest.mark.soak)])
 def test_what_fails_fails_alone(runtime, tmp_path):
     """As on one machine (tests/recovery/test_local.py): one class is lost, and no other."""
     path = tmp_path / "run"
@@ -149,6 +151,7 @@ def test_what_fails_fails_alone(runtime, tmp_path):
     assert sorted(event["cell"] for event in _events(path, "cell_finished")) == ["7", "8"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_bad_input_is_one_line(runtime, tmp_path):
     code, err = Command(

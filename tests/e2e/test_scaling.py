@@ -95,6 +95,7 @@ def test_a_bench_that_was_interrupted_goes_on_and_ends_in_tables_and_a_plot(tmp_
     assert "other options" in other.err
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(
     MPIEXEC is None or importlib.util.find_spec("mpi4py") is None,
     reason="mpi4py or mpiexec is missing: pip install 'manege[mpi]'",
@@ -110,8 +111,8 @@ def test_ranks_are_measured_with_all_below_them_and_a_grids_own_centres_travel(t
         (warm_up, both), tmp_path, runtime="mpi", tell=lambda progress: None, stop=lambda: None
     )
     (run,) = runs
-    # The command, mpiexec, three ranks, two servers and two trainers at least.
-    assert run.processes >= 9
+    # The command, mpiexec, three ranks, their server and two trainers at least.
+    assert run.processes >= 8
     assert run.peak_bytes is not None
     assert run.peak_bytes > 100e6
     assert run.cpu_s > run.training_cpu_s > 0

@@ -132,7 +132,16 @@ def _until(look, what: str, timeout_s: float = 90.0):
     raise AssertionError(f"no {what} within {timeout_s} s")
 
 
-@pytest.mark.parametrize(("method", "ranks"), [("per-class", 3), ("grid", 2), ("grid", 5)])
+@pytest.mark.parametrize(
+    ("method", "ranks"),
+    [
+        ("per-class", 3),
+        ("grid", 2),
+        pytest.param("grid", 5, marks=pytest.mark.soak),
+        pytest.param("per-class", 2, marks=pytest.mark.soak),
+        pytest.param("per-class", 5, marks=pytest.mark.soak),
+    ],
+)
 def test_any_number_of_ranks_gives_the_bits_of_one_process(method, ranks, wanted, tmp_path):
     path = tmp_path / "run"
     code, out, err = Job(ranks, "train", *METHODS[method], "--out", path).end()
@@ -216,6 +225,7 @@ def _key_of(pid: int) -> bytes | None:
     return None
 
 
+@pytest.mark.soak
 def test_a_job_that_is_killed_or_stopped_is_resumed_by_any_runtime(wanted, tmp_path):
     path = tmp_path / "run"
     job = Job(3, "train", *GRID, "--out", path)

@@ -106,6 +106,7 @@ def _wanted(folder: Path, *args: str) -> dict[str, str]:
     return state_of(folder / "wanted")
 
 
+@pytest.mark.soak
 def test_two_machines_are_found_and_give_the_same_bits(agent, tmp_path):
     path = tmp_path / "run"
     _ended(_started(agent, path, *GRID))

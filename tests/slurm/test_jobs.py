@@ -124,6 +124,7 @@ def _begin_again(job: int | str, times: int, cwd: Path) -> None:
 
 
 @pytest.mark.usefixtures("mpi")
+@pytest.mark.soak
 def test_a_grid_on_two_nodes_has_the_bits_of_one_process(wanted, tmp_path):
     options = ("--nodes", 2, "--tasks", 3, "--memory", "200M", "--tmp", "1G", "--time", "10m")
     job = _send(*options, "train", *GRID, "--rounds", 4, "--out", "run", cwd=tmp_path)
@@ -157,6 +158,7 @@ def test_a_job_goes_on_after_a_requeue_and_requeues_itself_before_its_time_is_up
 
 
 @pytest.mark.usefixtures("mpi")
+@pytest.mark.soak
 def test_a_job_that_is_stopped_or_cancelled_stays_so_until_it_is_sent_again(wanted, tmp_path):
     run = tmp_path / "run"
     job = _send("--tasks", 2, "train", *GRID, "--rounds", ROUNDS, "--out", "run", cwd=tmp_path)
@@ -185,6 +187,7 @@ def _again(cwd: Path) -> int:
     return int(sent.stdout)
 
 
+@pytest.mark.soak
 def test_the_tasks_of_an_array_make_the_model_of_one_run(tmp_path):
     draw = np.random.default_rng(0)
     for name in CLASSES:

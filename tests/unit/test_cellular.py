@@ -600,6 +600,17 @@ def test_lineage_names_the_parent_and_where_it_was_found():
             assert one[kind]["from"] in (cell, *method.neighbours(cell, round_))
             # With every offspring taken, a centre was born where it is found, the round before.
             assert parent == {"cell": one[kind]["from"], "round": round_ - 1}
+            assert one[kind]["born"] == round_
+
+
+def test_of_a_population_it_is_told_when_the_best_was_born():
+    method = _method("cellular.population=3")
+    states = _states(method)
+    for cell, step in _march(method, states, 4):
+        if step.grid and step.round_ == 4:
+            for kind in ("generator", "discriminator"):
+                centre = getattr(states[cell].centre, kind)
+                assert step.grid[kind]["born"] == _header(centre)["id"]
 
 
 @pytest.mark.parametrize(("skip", "steps"), [(0, 4), (1, 4), (1, 5), (2, 7), (9, 3)])

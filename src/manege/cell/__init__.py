@@ -12,7 +12,7 @@ from manege.cell.evolution import (
     rate_when_cloned,
     tournament,
 )
-from manege.cell.individual import HEADER, Individual
+from manege.cell.individual import HEADER, Individual, born_in
 from manege.cell.mixture import Mixture, MixtureScorer, evolve, proportions, uniform
 from manege.cell.population import GridState
 from manege.cell.score import Best, Estimated, Judgement, Scorer, Weights
@@ -48,6 +48,7 @@ __all__ = [
     "Streams",
     "Weights",
     "adapted",
+    "born_in",
     "collapse",
     "draw_noise",
     "draw_objective",

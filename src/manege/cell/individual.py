@@ -155,6 +155,11 @@ class Individual(Generic[Network]):
         self.learning_rate = self.header("learning_rate")
 
 
+def born_in(record: np.ndarray) -> int:
+    """The round that the individual of a record was born in."""
+    return int(record[len(record) - ALIGN + HEADER.index("id")])
+
+
 def _require_view(what: str, tensor: Tensor | None, view: Tensor) -> None:
     if (
         tensor is None

@@ -26,6 +26,7 @@ from manege.cell import (
     Judgement,
     MixtureScorer,
     Pair,
+    born_in,
     collapse,
     draw_objective,
     evolve,
@@ -471,7 +472,8 @@ class Cellular:
         if replaced:
             population[worst] = child.to_numpy().copy()
             fitness_P[worst] = found
-        return _Settled(int(np.argmin(fitness_P)), told)
+        best = int(np.argmin(fitness_P))
+        return _Settled(best, told | {"born": born_in(population[best])})
 
     def _lineage(self, child: Individual[Any]) -> dict[str, Any]:
         """Where the offspring comes from, and what it trained with."""

@@ -40,6 +40,8 @@ class Offspring(NamedTuple):
     """Where and when the parent was born."""
     rate: float | None
     objective: str | None
+    born: int | None
+    """The round in which the best of the cell's was, after this one."""
 
 
 class Round(NamedTuple):
@@ -112,6 +114,12 @@ class Cell:
     """Rounds done."""
     offspring: int = 0
     """Rounds in which its centre was replaced."""
+
+    def forget(self, keep: int) -> None:
+        """Remember so many rounds, scores and sheets, the last ones."""
+        for known in (self.rounds, self.scored, self.sheets):
+            while len(known) > keep:
+                del known[next(iter(known))]
 
     def ordered(self) -> list[Round]:
         """Its rounds from the first on."""
@@ -413,7 +421,11 @@ class History:
     def _birth(self, cell: str, until: int) -> tuple[str, int]:
         """When the generator that a cell had after a round was born there."""
         for row in reversed(self.cells[cell].ordered()):
-            if row.round_ <= until and row.offspring is not None and row.offspring[0].replaced:
+            if row.round_ > until or row.offspring is None:
+                continue
+            if row.offspring[0].born is not None:
+                return cell, row.offspring[0].born
+            if row.offspring[0].replaced:
                 return cell, row.round_
         return cell, 0
 
@@ -470,4 +482,5 @@ def _offspring(one: Mapping[str, Any]) -> Offspring:
         None if parent is None else (str(parent["cell"]), int(parent["round"])),
         _number(one.get("rate")),
         one.get("objective"),
+        None if one.get("born") is None else int(one["born"]),
     )

@@ -136,6 +136,10 @@ class CellRun:
             if self.state.step > 0:
                 return  # The watchdog meets it at the next step.
             raise CellFailed(f"a weight or loss is not finite in round {self.state.round_ + 1}")
+        self._save()
+        self._committed, self._committed_at = here, time.monotonic()
+
+    def _save(self) -> None:
         self._write(
             self.cell,
             round_=self.state.round_,
@@ -150,7 +154,11 @@ class CellRun:
             },
             spent_s=self.spent_s,
         )
-        self._committed, self._committed_at = here, time.monotonic()
+
+    def commit_first(self) -> None:
+        """Save the state that the cell began with, if nothing was ever saved of it."""
+        if self._rundir.load(self.cell, identity=self._identity) is None:
+            self._save()
 
     def _place(self, *, judged: bool) -> tuple[int, int, int, bool]:
         """Where the state stands, and whether its last score is known."""

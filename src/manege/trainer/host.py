@@ -232,11 +232,14 @@ class Host:
             spent_s=run.spent_s,
             verified=None if verified is None else verified.to_json(),
         )
+        if hosted.frozen and run.state.step == 0:
+            run.commit_first()  # It failed before anything was saved, and others draw from it.
 
     def _look_at(self, cell: str, file: int) -> None:
         known = self._known(cell)
         if known.slot is not None:
             known.slot.close()  # A round that reads it may still do so.
+            known.slot = None
         mine = next((one.run.state for one in self._here.values()), None)
         if isinstance(mine, GridState):  # Else nobody is left here to look at it.
             known.slot = Slot.attach(file, lengths_of(_arrays(mine.centre)))
@@ -400,7 +403,9 @@ class Host:
     def _has_shown(self, cell: str, round_: int) -> bool:
         """Whether a cell has shown its centre of a round, or will show no other."""
         one = self._here.get(cell) or self._elsewhere.get(cell)
-        return one is not None and (one.frozen or one.round_ >= round_)
+        if one is None or (isinstance(one, _Elsewhere) and one.slot is None):
+            return False  # Its slot came when nobody was here, and comes again.
+        return one.frozen or one.round_ >= round_
 
     def _inbox(self, hosted: _Hosted) -> dict[str, Centre]:
         """The neighbours' centres of the round before; of a frozen one the last there is."""

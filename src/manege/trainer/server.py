@@ -287,13 +287,15 @@ def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
     backlog: deque[Received] = deque()
 
     def listen() -> None:
-        # In the middle of a commit: what else there is to do comes after it.
-        channel.wait(None)
-        for received in channel.receive():
-            if received.message["is"] == "adopted":
-                host.handle(received.message)
-            else:
-                backlog.append(received)
+        # In the middle of a commit: what else there is to do comes after it. What is waited for
+        # may have come already, together with what is being done.
+        if not any(map(_is_adopted, backlog)):
+            channel.wait(None)
+            backlog.extend(channel.receive())
+        adopted = [received for received in backlog if _is_adopted(received)]
+        for received in adopted:
+            backlog.remove(received)
+            host.handle(received.message)
 
     host = Host(
         bound,
@@ -327,6 +329,10 @@ def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
         channel.flush(_FLUSH_S)
         return CRASHED
     return 0
+
+
+def _is_adopted(received: Received) -> bool:
+    return bool(received.message["is"] == "adopted")
 
 
 def _beat(host: Host, channel: Channel) -> None:

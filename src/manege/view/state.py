@@ -17,6 +17,9 @@ from manege.view.scene import Now, Pulse, Scene
 from manege.view.words import important
 
 _KEPT = 8
+_GROWING = ("round", "score", "sheet")
+_ROUNDS, _LEAST = 20_000, 20
+"""Rounds of all cells, and of each, that are remembered: a long run must not fill the memory."""
 
 
 class Looked:
@@ -40,6 +43,8 @@ class Looked:
     def event(self, event: Mapping[str, Any]) -> str | None:
         """See an event; the line it deserves."""
         self.history.see(event)
+        if event["event"] in _GROWING and (cell := self.history.cells.get(str(event.get("cell")))):
+            cell.forget(max(_LEAST, _ROUNDS // len(self.history.cells)))
         if event["event"] == "run_started":
             self.now = Now(trainers=self.now.trainers)
             self.pace.begin()

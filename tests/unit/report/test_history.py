@@ -60,6 +60,15 @@ def test_a_generator_that_was_not_replaced_was_born_before():
     assert _seen(events).lineage("0-0")[0] == ("0-0", 1)
 
 
+def test_of_several_generators_the_best_has_the_line():
+    """Not that which came last."""
+    events = list(grid_events(1, 2, 3))
+    for event in events:
+        if event["event"] == "round":
+            event["grid"]["generator"] |= {"replaced": True, "born": min(2, event["round"])}
+    assert _seen(events).lineage("0-0")[0] == ("0-0", 2)
+
+
 def test_a_damaged_line_of_descent_ends():
     events = list(grid_events(1, 2, 3))
     for event in events:

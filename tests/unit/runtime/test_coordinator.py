@@ -414,14 +414,15 @@ class FakeHost:
                 yield None
 
     def _listen(self) -> Life:
-        if not self.mail:
-            yield None
-        while self.mail:
-            message, files = self.mail.popleft()
-            if message["is"] == "adopted":
-                yield from self._handle(message, files)
-            else:
-                self.backlog.append((message, files))
+        if not any(message["is"] == "adopted" for message, _ in self.backlog):
+            if not self.mail:
+                yield None
+            self.backlog += self.mail
+            self.mail.clear()
+        adopted = [one for one in self.backlog if one[0]["is"] == "adopted"]
+        for message, files in adopted:
+            self.backlog.remove((message, files))
+            yield from self._handle(message, files)
 
     def _handle(self, message: dict[str, Any], files: tuple[int, ...]) -> Life:
         cell = message.get("cell", "")
@@ -594,7 +595,9 @@ class FakeHost:
 
     def _has_shown(self, cell: str, round_: int) -> bool:
         one = self.here.get(cell) or self.elsewhere.get(cell)
-        return one is not None and (one.frozen or one.round_ >= round_)
+        if one is None or (isinstance(one, Elsewhere) and one.slot is None):
+            return False
+        return one.frozen or one.round_ >= round_
 
     def _begin_round(self, hosted: Hosted) -> None:
         world, round_ = self.world, hosted.round_
@@ -1075,6 +1078,15 @@ def test_changing_neighbours_come_through(seeds):
 @batches(10, 10)
 def test_five_by_eight_come_through(seeds):
     live(FIVE_BY_EIGHT, seeds, most_hosts=41)
+
+
+@pytest.mark.parametrize(
+    ("grid", "seed"),
+    [(TWO_BY_TWO, 14_693), (ROWS, 10_215)],
+    ids=["a cell comes back to who gave it away", "adopted comes together with finish"],
+)
+def test_schedules_that_once_failed(grid, seed):
+    live(grid, range(seed, seed + 1))
 
 
 @pytest.mark.soak
