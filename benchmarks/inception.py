@@ -71,6 +71,7 @@ def main() -> None:
     pictures = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     batches = torch.from_numpy(pictures).split(BATCH)
     tensors = dict(weights.load_weights().tensors)
+    device.keep_memory()
     with device.threads(arguments.threads), torch.inference_mode():
         speed(tensors, batches, arguments.rounds)
         profile(tensors, batches)

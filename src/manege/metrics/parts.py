@@ -66,6 +66,7 @@ def _computed(
     progress: Callable[[int, int], None] | None,
 ) -> np.ndarray:
     rows = np.empty((len(part), network.dimensions), dtype=np.float32)
+    device.keep_memory()
     with device.threads(machine.cores()), torch.inference_mode():
         for start in range(0, len(part), BATCH):
             batch = torch.from_numpy(part[start : start + BATCH])
