@@ -103,18 +103,23 @@ class Space:
                     progress(min(count, start + chunk), count)
         return features_ND
 
-    def features_of(self, pictures: PictureSet, progress: Progress | None = None) -> np.ndarray:
-        """The features of a set, computed once and kept in the cache."""
+    def features_of(
+        self,
+        pictures: PictureSet,
+        progress: Progress | None = None,
+        rows: slice | np.ndarray = slice(None),
+    ) -> np.ndarray:
+        """The features of a set, or of some of its rows, computed once and kept in the cache."""
         if isinstance(self.network, Inception):
-            return self.features(pictures.pictures, progress)
+            return self.features(pictures.pictures[rows], progress)
         key = cache.key("features", self.sha256, self.kind, pictures.digest)
         entry = cache.find(key, kind="features")
         if entry is None:
-            rows = self.features(pictures.pictures, progress).view(np.uint8)
-            entry = cache.store(key, rows.shape, (), [rows], kind="features")
+            found = self.features(pictures.pictures, progress).view(np.uint8)
+            entry = cache.store(key, found.shape, (), [found], kind="features")
         if 0 in entry.shape:
             return np.empty((0, self.dimensions), dtype=np.float32)
-        return np.array(entry.open()).view(np.float32)
+        return np.array(entry.open()).view(np.float32)[rows]
 
     def labels_of(self, features_ND: np.ndarray) -> np.ndarray:
         """For each row the number of the label it looks like."""

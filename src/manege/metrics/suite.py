@@ -394,7 +394,7 @@ class _Measuring:
             return None
         floor = None
         if contest.other is not None:
-            real = self._real_all()[_rows(contest.other, label)][: len(drawn)]
+            real = self._real_features()[_rows(contest.other, label)][: len(drawn)]
             floor = kid(real, own) if len(real) >= FEWEST else None
         self._add("kid", kid(drawn, own), (len(drawn), len(own)), label=label, floor=floor)
         return self._results.scores[-1]
@@ -530,16 +530,16 @@ class _Measuring:
 
     def _real(self) -> np.ndarray:
         """Features of as many pictures of the other split as there are generated ones."""
-        everything = self._real_all()
-        count = min(len(everything), len(self._generated))
-        real: np.ndarray = everything[self._choice(len(everything), count)]
-        return real
+        total = 0 if self._contest.other is None else len(self._contest.other)
+        rows = self._choice(total, min(total, len(self._generated)))
+        # Each class takes its own of all of them.
+        return self._real_features()[rows] if self._contest.classes else self._real_features(rows)
 
-    def _real_all(self) -> np.ndarray:
+    def _real_features(self, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
         space, other = self._contest.space, self._contest.other
         if other is None:
             return np.empty((0, space.dimensions), dtype=np.float32)
-        return space.features_of(other, self._counting("real pictures: done"))
+        return space.features_of(other, self._counting("real pictures: done"), rows)
 
     def _choice(self, total: int, count: int) -> np.ndarray:
         """`count` of `total` rows, a fair sample: sets lie there class after class."""

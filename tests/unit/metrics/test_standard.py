@@ -157,6 +157,18 @@ def test_a_description_tells_the_file_the_weights_are_from(standard, classifier)
     assert "source" not in classifier.description()
 
 
+def test_no_more_real_pictures_go_through_the_network_than_are_compared(contest):
+    many = replace(as_set(noise(40, seed=9)), split="train")
+    done: dict[str, int] = {}
+
+    def counting(verb: str):
+        return lambda count, total: done.update({verb: total})
+
+    found = measure(replace(contest, other=many), ("kid",), counting)
+    assert found.scores[0].floor is not None
+    assert done["real pictures: done"] == COUNT
+
+
 # Intra-class KID.
 
 
