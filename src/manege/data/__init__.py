@@ -11,10 +11,12 @@ from manege.data.dataset import ClassCount, Dataset, open_dataset, survey
 from manege.data.named import KNOWN, list_datasets
 from manege.data.sets import PictureSet, has_labels, read_set, set_of, survey_measured
 from manege.data.split import Split
+from manege.data.stacked import NAME as STACKED
 from manege.data.toys import TOYS, Toy, toy_of
 
 __all__ = [
     "KNOWN",
+    "STACKED",
     "TOYS",
     "ClassCount",
     "Dataset",

@@ -47,6 +47,11 @@ class Entry:
         array: npt.NDArray[np.uint8] = np.load(self.path, mmap_mode="c", allow_pickle=False)
         return array
 
+    def mark_used(self) -> None:
+        """Let :func:`trim` know; a cache that may only be read is left as it is."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path)
+
 
 def cache_folder() -> Path:
     """MANEGE_CACHE, else ``manege`` in the user's cache folder."""
@@ -123,6 +128,23 @@ def store(
         array_aside.replace(array)
         description_aside.replace(description)
     return Entry(array, shape, digest)
+
+
+def trim(kind: str, most_bytes: int) -> None:
+    """Remove the entries of a kind that were used longest ago, until the others fit."""
+    arrays = []
+    for path in (cache_folder() / kind).glob("*.npy"):
+        with contextlib.suppress(OSError):
+            arrays.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+    total = sum(size for _, size, _ in arrays)
+    for _, size, path in sorted(arrays):
+        if total <= most_bytes:
+            return
+        with contextlib.suppress(OSError):
+            # The description first: an array without one is no entry.
+            path.with_suffix(".json").unlink(missing_ok=True)
+            path.unlink()
+        total -= size
 
 
 def _paths(key: str, kind: str) -> tuple[Path, Path]:

@@ -31,7 +31,7 @@ from manege.data.cifar_files import (
     read_pickled_names,
 )
 from manege.data.labels import check_label
-from manege.data.published import download_folder, fetch, places
+from manege.data.published import download_folder, fetch, places, put_into
 from manege.data.split import Split
 from manege.errors import DataError
 
@@ -105,7 +105,7 @@ def download(dataset: CifarDataset) -> Found:
         binary.archive,
         f"md5:{binary.md5}",
         home=dataset.home,
-        needed=f"{python.archive} or {binary.archive}",
+        remedy=put_into(dataset.home, f"{python.archive} or {binary.archive}"),
     )
     return Found(binary, path)
 

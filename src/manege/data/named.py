@@ -10,10 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from manege.data import cifar, digits, idx, toys
+from manege.data import cifar, digits, idx, stacked, toys
 from manege.data.arrays import ArraySource, Part, stamp
 from manege.data.cifar import CIFAR_DATASETS
-from manege.data.published import FILES, FILES_OF, IDX_DATASETS, IdxDataset, download, locate
+from manege.data.published import (
+    FILES,
+    FILES_OF,
+    IDX_DATASETS,
+    MNIST,
+    IdxDataset,
+    download,
+    locate,
+)
 from manege.data.split import Split
 from manege.errors import DataError
 
@@ -21,6 +29,7 @@ KNOWN: dict[str, str] = {
     digits.NAME: digits.ABOUT,
     **{dataset.name: dataset.about for dataset in IDX_DATASETS.values()},
     **{dataset.name: dataset.about for dataset in CIFAR_DATASETS.values()},
+    stacked.NAME: stacked.ABOUT,
     **{toy.name: toy.about for toy in toys.TOYS.values()},
 }
 """The datasets known by name, one line each."""
@@ -43,6 +52,11 @@ def open_named(name: str, root: str | None) -> ArraySource:
     if name in CIFAR_DATASETS:
         family = CIFAR_DATASETS[name]
         return cifar.open_cifar(family, cifar.locate(family, root) or cifar.download(family))
+    if name == stacked.NAME:
+        # Through the digits themselves: what is wrong with them is said there.
+        files = locate(MNIST, root) or download(MNIST)
+        open_idx(MNIST, files)
+        return stacked.open_stacked(files)
     dataset = IDX_DATASETS[name]
     return open_idx(dataset, locate(dataset, root) or download(dataset))
 
@@ -77,6 +91,15 @@ def list_datasets(root: str | None) -> list[dict[str, Any]]:
                 "where": str(found.path) if found else _absent(family.url),
             }
         )
+    digits_found = locate(MNIST, root)
+    rows.append(
+        {
+            "name": stacked.NAME,
+            "description": stacked.ABOUT,
+            "pictures": stacked.PICTURES,
+            "where": str(digits_found[FILES[0]].parent) if digits_found else _absent(MNIST.url),
+        }
+    )
     rows += [
         {
             "name": toy.name,

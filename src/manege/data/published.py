@@ -110,10 +110,10 @@ def locate(dataset: IdxDataset, root: str | None) -> dict[str, Path] | None:
 
 def download(dataset: IdxDataset) -> dict[str, Path]:
     """The four files, fetched into the download cache and checked against their hashes."""
-    needed = ", ".join(f"{name}.gz" for name in FILES)
+    remedy = put_into(dataset.name, ", ".join(f"{name}.gz" for name in FILES))
     return {
         name: fetch(
-            dataset.name, dataset.url, f"{name}.gz", known_hash, home=dataset.name, needed=needed
+            dataset.name, dataset.url, f"{name}.gz", known_hash, home=dataset.name, remedy=remedy
         )
         for name, known_hash in zip(FILES, dataset.hashes, strict=True)
     }
@@ -139,7 +139,15 @@ def download_folder(home: str) -> Path:
     return cache_folder() / "downloads" / home
 
 
-def fetch(dataset: str, url: str, file: str, known_hash: str, *, home: str, needed: str) -> Path:
+def put_into(home: str, needed: str) -> str:
+    """What to do about files that cannot be downloaded."""
+    return (
+        f"put {needed} into {download_folder(home)}, or into a folder {home}/ below --data-root "
+        "or MANEGE_DATA"
+    )
+
+
+def fetch(dataset: str, url: str, file: str, known_hash: str, *, home: str, remedy: str) -> Path:
     """The published file, in the download cache and checked against its hash.
 
     Args:
@@ -148,7 +156,7 @@ def fetch(dataset: str, url: str, file: str, known_hash: str, *, home: str, need
         file: its name there and here.
         known_hash: ``md5:…`` or ``sha256:…``.
         home: the folder it is kept in, in the cache as in the user's places.
-        needed: the files that would do instead, for people.
+        remedy: what to do when it cannot be had, for people.
     """
     import pooch
 
@@ -173,8 +181,7 @@ def fetch(dataset: str, url: str, file: str, known_hash: str, *, home: str, need
             ) from error
         raise DataError(
             f"{dataset}: {file} is not on this machine and could not be downloaded "
-            f"from {url} ({_reason(error)}); put {needed} into {folder}, or into a "
-            f"folder {home}/ below --data-root or MANEGE_DATA"
+            f"from {url} ({_reason(error)}); {remedy}"
         ) from error
     return Path(fetched)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from manege.data import Split
 from manege.errors import ConfigError
-from manege.metrics import check_groups
+from manege.metrics import CLEAN, INCEPTION, check_groups
 
-SPACES = "auto, classifier, random, mnist-logits, mnist-logits=FILE, or the scorer/ folder of a run"
+SPACES = (
+    "auto, classifier, random, inception, inception-clean, mnist-logits, mnist-logits=FILE, or the "
+    "scorer/ folder of a run"
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,10 @@ class Options:
     samples: int | None = None
     per_class: bool = False
     features: str = "auto"
-    """auto, classifier, random, mnist-logits[=FILE], or a folder with a scorer."""
+    """auto, classifier, random, inception, inception-clean, mnist-logits[=FILE], or a folder with a
+    scorer."""
+    inception_weights: Path | None = None
+    """Inception's published file, else the first place that has it."""
     classes: tuple[str, ...] | None = None
     size: int | None = None
     channels: int | None = None
@@ -43,8 +50,15 @@ class Options:
                 "--metrics, or leave --per-class out"
             )
         kind, equals, _ = self.features.partition("=")
-        if equals and kind in ("auto", "classifier", "random"):
+        if equals and kind in ("auto", "classifier", "random", INCEPTION, CLEAN):
             raise ConfigError(f"--features {self.features}: expected {SPACES}")
+        if self.inception_weights is not None and kind not in (INCEPTION, CLEAN):
+            raise ConfigError(
+                f"--inception-weights {self.inception_weights}: only --features inception and "
+                "inception-clean use it; add one of them, or leave it out"
+            )
+        if "is" in (self.metrics or ()) and kind != INCEPTION:
+            raise ConfigError("--metrics is: needs --features inception")
         twice = [label for label in self.classes or () if (self.classes or ()).count(label) > 1]
         if twice:
             raise ConfigError(f"--classes: {twice[0]!r} is named twice; name each once")

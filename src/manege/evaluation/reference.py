@@ -13,6 +13,7 @@ from manege.config import DataConfig, resolve
 from manege.config.schema import TOY_NAMES
 from manege.data import (
     KNOWN,
+    STACKED,
     Dataset,
     PictureSet,
     Toy,
@@ -27,13 +28,17 @@ from manege.errors import ConfigError, DataError
 from manege.evaluation.options import SPACES, Options
 from manege.evaluation.subject import MOST, Judged, set_of_array
 from manege.metrics import (
+    CLEAN,
+    INCEPTION,
     MNIST_LOGITS,
     Counting,
     Space,
     Telling,
     classifier_for,
+    inception_space,
     is_stored,
     load_space,
+    load_weights,
     mnist_logits_space,
     points_space,
     random_space,
@@ -63,6 +68,12 @@ class Against:
     def labels(self) -> tuple[str, ...] | None:
         """The data's labels."""
         return None if self.dataset is None else self.dataset.labels
+
+    @property
+    def stacked(self) -> bool:
+        """Whether its pictures are three digits stacked."""
+        named = self.config is not None and self.config.source == STACKED
+        return named and self.reference.channels == 3
 
     @property
     def toy(self) -> Toy | None:
@@ -189,9 +200,12 @@ def open_space(
     reference = against.reference
     points = reference.channels == 2
     kind, _, file = options.features.partition("=")
-    if kind in ("classifier", "random") and points:
+    if kind in ("classifier", "random", INCEPTION, CLEAN) and points:
         raise ConfigError(f"--features {kind}: points are their own features; leave it out")
     match kind:
+        case "inception" | "inception-clean":
+            weights = load_weights(options.inception_weights)
+            return inception_space(weights, kind, reference.size, reference.channels)
         case "auto" | "classifier":
             if against.config is None:
                 if kind == "classifier":
@@ -212,6 +226,14 @@ def open_space(
         case "mnist-logits":
             return _logits_space(Path(file) if file else None, against, options, say)
     return _given_scorer(Path(options.features).expanduser(), against)
+
+
+def open_digits_space(against: Against, say: Callable[[str], None], counting: Counting) -> Space:
+    """MNIST's classifier, for the digits of stacked ones."""
+    assert against.config is not None
+    digits = DataConfig(source="mnist", root=against.config.root)
+    telling = Telling(say, counting("feature network: seen"))
+    return classifier_for(scored_data(digits, against.reference.size, 1), telling)
 
 
 def _own_scorer(judged: Judged, scored: Dataset) -> Space | None:

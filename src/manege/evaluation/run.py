@@ -12,7 +12,7 @@ from manege.data import Dataset, PictureSet
 from manege.errors import ConfigError
 from manege.evaluation.kept import Evaluation, keep, stored
 from manege.evaluation.options import Options
-from manege.evaluation.reference import Against, open_reference, open_space
+from manege.evaluation.reference import Against, open_digits_space, open_reference, open_space
 from manege.evaluation.subject import Judged, Subject, open_subject
 from manege.metrics import Contest, Counting, Facts, Space, check_facts, measure
 
@@ -49,13 +49,19 @@ def evaluate(
             reference=against.reference,
             other=against.other,
             toy=against.toy,
+            stacked=against.stacked,
         ),
         options.metrics,
     )
     if options.per_class:
         _require_labels(judged, against)
     space = open_space(judged, against, options, say, counting)
+    stacked = None
+    if against.stacked and (options.metrics is None or "modes" in options.metrics):
+        stacked = open_digits_space(against, say, counting)
     protocol = _protocol(judged, against, space, options, count)
+    if stacked is not None:
+        protocol["digits"] = stacked.description()
     if (known := stored(judged.rundir, protocol)) is not None:
         say(f"evaluated before: {known.file}")
         return known
@@ -66,6 +72,7 @@ def evaluate(
         space=space,
         other=against.other,
         toy=against.toy,
+        stacked=stacked,
         classes=_classes(judged, generated, against.dataset, options) if options.per_class else {},
         seed=options.seed,
         allow_few=options.allow_few_samples,

@@ -15,8 +15,11 @@ from manege.metrics.estimate import Estimate
 from manege.metrics.mixture import FrechetMixture, InceptionMixture
 from manege.metrics.scorer import ClassScorer
 from manege.metrics.spaces import (
+    CLEAN,
+    INCEPTION,
     MNIST_LOGITS,
     Space,
+    inception_space,
     is_stored,
     load_space,
     mnist_logits_space,
@@ -36,9 +39,12 @@ from manege.metrics.suite import (
     check_groups,
     measure,
 )
+from manege.metrics.weights import load_weights
 
 __all__ = [
+    "CLEAN",
     "GROUPS",
+    "INCEPTION",
     "MNIST_LOGITS",
     "ClassScorer",
     "Contest",
@@ -55,8 +61,10 @@ __all__ = [
     "check_facts",
     "check_groups",
     "classifier_for",
+    "inception_space",
     "is_stored",
     "load_space",
+    "load_weights",
     "measure",
     "mnist_logits_space",
     "points_space",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import log_softmax
 
 from manege.config import stream
 from manege.metrics.estimate import (
@@ -72,6 +73,47 @@ def label_scores(
         ),
         "modes": percentile_bootstrap(
             float(_modes(generated_K, count, reference_K)), _modes(draws_RK, count, reference_K)
+        ),
+    }
+
+
+def inception_score(logits_NK: np.ndarray, splits: int = 10) -> Estimate:
+    """Mean over splits, in their order, of exp of the mean KL of one picture's labels to all's.
+
+    The interval is that of a mean of so many values. Like the score itself (Salimans et al. 2016)
+    it knows nothing of what few pictures a split do to it: they make it too small.
+    """
+    if len(logits_NK) < splits:
+        raise ValueError(f"{len(logits_NK)} rows in {splits} splits; expected one each at least")
+    log_NK = log_softmax(logits_NK.astype(np.float64), axis=1)
+    scores = []
+    for log_BK in np.array_split(log_NK, splits):
+        share_BK = np.exp(log_BK)
+        mean_K = np.log(np.maximum(share_BK.mean(0), np.finfo(np.float64).tiny))
+        scores.append(float(np.exp((share_BK * (log_BK - mean_K)).sum(1).mean())))
+    return normal(float(np.mean(scores)), float(np.var(scores, ddof=1)) / splits, lowest=1.0)
+
+
+def stacked_scores(counts_K: np.ndarray, *, seed: int) -> dict[str, Estimate]:
+    """How pictures are spread over modes that should be equally likely, by name.
+
+    "modes-covered": modes that have a picture at all. "modes-kl": Kullback-Leibler divergence of
+    their shares to equal ones, in nats; few pictures make it too large. The intervals have the
+    limits that :func:`label_scores` tells of.
+    """
+    counts_K = _counts(counts_K)
+    count, most = int(counts_K.sum()), float(np.log(len(counts_K)))
+    source = stream(seed, cell="", purpose="bootstrap")
+    draws_RK = source.multinomial(count, counts_K / count, size=_DRAWS)
+    return {
+        "modes-covered": percentile_bootstrap(
+            float(np.count_nonzero(counts_K)), np.count_nonzero(draws_RK, axis=1)
+        ),
+        "modes-kl": basic_bootstrap(
+            most - float(_entropy(counts_K / count)),
+            most - _entropy(draws_RK / count),
+            lowest=0.0,
+            highest=most,
         ),
     }
 

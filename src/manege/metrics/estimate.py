@@ -6,6 +6,7 @@ Owns no score. Shape legend: N rows, D dimensions, R draws.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,13 @@ def normal(
     """The value ± 1.96 standard deviations, within the range that is possible at all."""
     reach = Z95 * math.sqrt(variance)
     return Estimate(value, max(lowest, value - reach), min(highest, value + reach))
+
+
+def mean_of(independent: Sequence[Estimate]) -> Estimate:
+    """The mean of scores of different samples, from intervals that are ± the same on both sides."""
+    deviations = [(one.high - one.low) / (2 * Z95) for one in independent]
+    variance = sum(one**2 for one in deviations) / len(deviations) ** 2
+    return normal(sum(one.value for one in independent) / len(independent), variance)
 
 
 def wilson(successes: int, count: int) -> Estimate:

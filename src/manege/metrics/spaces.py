@@ -25,6 +25,8 @@ from manege.data import PictureSet, cache
 from manege.errors import CheckpointError, DataError
 from manege.files import blaming, make_folder, read_capped, write_atomic
 from manege.metrics.estimate import Estimate
+from manege.metrics.inception import Inception
+from manege.metrics.inception import clean as clean_inception
 from manege.metrics.networks import (
     FeatureNetwork,
     MnistLogits,
@@ -33,11 +35,14 @@ from manege.metrics.networks import (
     bare,
     initialise_random,
 )
+from manege.metrics.parts import inception_features
+from manege.metrics.weights import Weights
 from manege.models import fill, to_floats
 
 FORMAT = 1
 DESCRIPTION, WEIGHTS = "scorer.json", "space.safetensors"
 CLASSIFIER, RANDOM, MNIST_LOGITS, POINTS = "classifier", "random", "mnist-logits", "points"
+INCEPTION, CLEAN = "inception", "inception-clean"
 
 _CAP_BYTES = 1 << 26
 _CHUNK_BYTES = 1 << 25
@@ -54,15 +59,17 @@ class Space:
     kind: str
     size: int
     channels: int
-    network: Network = field(compare=False, repr=False)
+    network: Network | Inception = field(compare=False, repr=False)
     sha256: str
-    """Of the weights' file."""
+    """Of the weights."""
     labels: tuple[str, ...] = ()
     """The labels it tells apart, none when it knows none."""
     trained_on: str | None = None
     """Digest of the pictures and labels it was trained on."""
     accuracy: Estimate | None = None
     """On held-out pictures."""
+    source: Mapping[str, str] | None = field(default=None, compare=False)
+    """Published file that the weights are from, and its SHA-256."""
 
     @property
     def name(self) -> str:
@@ -75,13 +82,15 @@ class Space:
         return self.network.dimensions
 
     def features(self, pictures_NSSC: np.ndarray, progress: Progress | None = None) -> np.ndarray:
-        """N×D float32; one thread, so that they are the same everywhere."""
+        """N×D float32; one thread, so that they are the same everywhere, but for Inception's."""
         count, side, _, channels = pictures_NSSC.shape
         if (side, channels) != (self.size, self.channels):
             raise DataError(
                 f"pictures of {side}x{side}x{channels}, but the feature network {self.name} takes "
                 f"{self.size}x{self.size}x{self.channels}; give --size and --channels"
             )
+        if isinstance(self.network, Inception):
+            return inception_features(self.network, self.name, pictures_NSSC, progress)
         features_ND = np.empty((count, self.dimensions), dtype=np.float32)
         chunk = max(8, _CHUNK_BYTES // (4 * 32 * min(side, 32) ** 2 + 8 * side**2 * channels))
         with device.threads(1), torch.no_grad():
@@ -94,30 +103,45 @@ class Space:
                     progress(min(count, start + chunk), count)
         return features_ND
 
-    def features_of(self, pictures: PictureSet, progress: Progress | None = None) -> np.ndarray:
-        """The features of a set, computed once and kept in the cache."""
+    def features_of(
+        self,
+        pictures: PictureSet,
+        progress: Progress | None = None,
+        rows: slice | np.ndarray = slice(None),
+    ) -> np.ndarray:
+        """The features of a set, or of some of its rows, computed once and kept in the cache."""
+        if isinstance(self.network, Inception):
+            return self.features(pictures.pictures[rows], progress)
         key = cache.key("features", self.sha256, self.kind, pictures.digest)
         entry = cache.find(key, kind="features")
         if entry is None:
-            rows = self.features(pictures.pictures, progress).view(np.uint8)
-            entry = cache.store(key, rows.shape, (), [rows], kind="features")
+            found = self.features(pictures.pictures, progress).view(np.uint8)
+            entry = cache.store(key, found.shape, (), [found], kind="features")
         if 0 in entry.shape:
             return np.empty((0, self.dimensions), dtype=np.float32)
-        return np.array(entry.open()).view(np.float32)
+        return np.array(entry.open()).view(np.float32)[rows]
 
     def labels_of(self, features_ND: np.ndarray) -> np.ndarray:
         """For each row the number of the label it looks like."""
+        found: np.ndarray = self.logits_of(features_ND).argmax(1)
+        return found
+
+    def logits_of(self, features_ND: np.ndarray) -> np.ndarray:
+        """For each row the network's outputs."""
         with device.threads(1), torch.no_grad():
             logits_NK = self.network.logits(torch.from_numpy(features_ND))
         if logits_NK is None:
             raise ValueError(f"the space {self.name} knows no labels")
-        found: np.ndarray = logits_NK.argmax(1).numpy()
-        return found
+        logits: np.ndarray = logits_NK.numpy()
+        return logits
 
     def description(self) -> dict[str, Any]:
         """What scorer.json holds, and what every score carries of its space."""
+        # Only where there is one: what runs have kept is found by this.
+        source = {} if self.source is None else {"source": dict(self.source)}
         return {
             "format": FORMAT,
+            **source,
             "kind": self.kind,
             "name": self.name,
             "sha256": self.sha256,
@@ -182,8 +206,17 @@ def mnist_logits_space(path: Path) -> Space:
     )
 
 
+def inception_space(weights: Weights, kind: str, size: int, channels: int) -> Space:
+    """FID's own space, for pictures of any side; `kind` is INCEPTION or CLEAN."""
+    network = (clean_inception if kind == CLEAN else Inception)(weights.tensors)
+    source = {"file": weights.source, "sha256": weights.source_sha256}
+    return Space(kind, size, channels, network, weights.sha256, source=source)
+
+
 def save_space(space: Space, folder: Path) -> None:
     """Write the space; its description comes last and makes it whole."""
+    if isinstance(space.network, Inception):
+        raise ValueError("Inception's weights are published: no run keeps a copy")
     with blaming(folder):
         make_folder(folder)
     write_atomic(folder / WEIGHTS, weights_of(space.network))

@@ -15,25 +15,40 @@ import numpy as np
 from manege.config import stream
 from manege.data import PictureSet, Toy
 from manege.errors import ConfigError, DataError
-from manege.metrics.distributions import agreement, label_scores, toy_scores
-from manege.metrics.estimate import Estimate, wilson
-from manege.metrics.frechet import SAMPLES_PER_DIMENSION, enough_for_frechet, frechet
+from manege.metrics.distributions import (
+    agreement,
+    inception_score,
+    label_scores,
+    stacked_scores,
+    toy_scores,
+)
+from manege.metrics.estimate import Estimate, mean_of, wilson
+from manege.metrics.frechet import SAMPLES_PER_DIMENSION, frechet, frechet_between, spread
+from manege.metrics.inception import Inception
 from manege.metrics.kid import kid
 from manege.metrics.neighbours import nearest, prdc
-from manege.metrics.spaces import MNIST_LOGITS, POINTS, Progress, Space
+from manege.metrics.spaces import CLEAN, INCEPTION, MNIST_LOGITS, POINTS, Progress, Space
+from manege.metrics.weights import NO_HEAD
 
 GROUPS: dict[str, str] = {
     "kid": "kernel distance, right for few pictures too",
-    "fd": "Fréchet distance, for many pictures",
+    "fd": "Fréchet distance, for many pictures; in Inception's space it is FID",
+    "is": "inception score, with --features inception",
     "prdc": "precision, recall, density, coverage",
     "labels": "what the pictures look like to the classifier",
     "nearest": "distances to the nearest training and held-out pictures",
-    "modes": "modes hit and high-quality share, for the toys",
+    "modes": "modes hit, for the toys and stacked-mnist",
 }
 """What `--metrics` chooses from."""
 
 FEWEST = 8
 """Fewer pictures than this in a set, or in a class, are not scored."""
+
+FEWEST_FOR_FID = 10_000
+"""Pictures that FID's authors ask for (Heusel et al. 2017)."""
+
+SPLITS = 10
+"""Of the inception score."""
 
 NEIGHBOURS = 5
 MOST_NEAREST, MOST_SEARCHED = 1000, 10_000
@@ -43,11 +58,22 @@ NUM_PAIRS = 16
 _WILSON_FIXED = "Wilson, the other set held fixed"
 _ORDER = "order statistics, the real set held fixed"
 _BOOTSTRAP = "1,000 multinomial redraws of the generated counts"
+_FRECHET = "|μ - μ'|² + tr(Σ + Σ' - 2(ΣΣ')^½)"
+_POOLED = "the 2048 pooled features of Inception-v3 of 2015-12-05"
+_FIRST_ORDER = "each picture's influence, first order; not its bias"
 _PROTOCOLS: dict[str, tuple[str, str]] = {
     "kid": ("unbiased MMD² with kernel (x·y/D + 1)³ over all pairs", "variance of the U-statistic"),
-    "fd": (
-        "|μ - μ'|² + tr(Σ + Σ' - 2(ΣΣ')^½)",
-        "delete-a-block jackknife, 20 blocks; not its bias",
+    "intra-class-kid": (
+        "mean of the classes' kid, each class weighing the same",
+        "their variances",
+    ),
+    "fd": (_FRECHET, "delete-a-block jackknife, 20 blocks; not its bias"),
+    "fid": (f"{_FRECHET}, {_POOLED}; bytes, TF1's bilinear resize to 299", _FIRST_ORDER),
+    "clean-fid": (f"{_FRECHET}, {_POOLED}; bytes, antialiased bicubic to 299", _FIRST_ORDER),
+    "is": (
+        "exp of the mean KL(labels of a picture, labels of all), mean of 10 random splits, no bias "
+        "in the last layer; Inception-v3 of 2015-12-05, bytes, TF1's bilinear resize to 299",
+        "normal, from the 10 splits",
     ),
     "precision": ("share of generated within a reference ball, k = 5", _WILSON_FIXED),
     "recall": ("share of reference within a generated ball, k = 5", _WILSON_FIXED),
@@ -65,6 +91,8 @@ _PROTOCOLS: dict[str, tuple[str, str]] = {
     ),
     "high-quality": ("share of points within 3 deviations of a centre", "Wilson"),
     "modes": ("centres with a tenth of their fair share of high-quality points", _BOOTSTRAP),
+    "modes-covered": ("of 1,000 triples of digits those with a picture", _BOOTSTRAP),
+    "modes-kl": ("KL of the triples' shares to equal ones, nats", _BOOTSTRAP),
 }
 """Of each score: definition, and how its interval was made."""
 
@@ -113,6 +141,8 @@ class Contest:
     other: PictureSet | None = None
     """The split the reference is not: gives the floor, and the other side of `nearest`."""
     toy: Toy | None = None
+    stacked: Space | None = None
+    """MNIST's classifier, when the pictures are three digits stacked."""
     classes: Mapping[str, np.ndarray | None] = field(default_factory=dict)
     """The classes to score one by one, each with pictures of its own, or None for those in
     `generated`."""
@@ -140,6 +170,8 @@ class Facts:
     reference: PictureSet
     other: PictureSet | None = None
     toy: Toy | None = None
+    stacked: bool = False
+    """Whether the pictures are three digits stacked."""
     space: Space | None = None
     """None while it is not known yet."""
     allow_few: bool = False
@@ -161,7 +193,10 @@ def check_groups(names: Sequence[str] | None) -> tuple[str, ...] | None:
         )
     for name in filter(None, chosen):
         if name not in GROUPS:
-            raise ConfigError(f"--metrics {name}: not known; expected some of {', '.join(GROUPS)}")
+            hint = " (FID is fd with --features inception)" if "fid" in name.lower() else ""
+            raise ConfigError(
+                f"--metrics {name}: not known; expected some of {', '.join(GROUPS)}{hint}"
+            )
     if chosen in ((), ("",)):
         raise ConfigError(f"--metrics: empty; expected some of {', '.join(GROUPS)}")
     return chosen
@@ -191,13 +226,16 @@ def why_not(group: str, facts: Facts) -> str | None:
     space, labels = facts.space, facts.reference.labels
     match group:
         case "fd" if space is not None:
-            dimensions = space.dimensions
-            if not (facts.allow_few or enough_for_frechet(fewer, dimensions)):
-                return (
-                    f"{fewer} pictures are too few for a Fréchet distance in {dimensions} "
-                    f"dimensions, which takes {SAMPLES_PER_DIMENSION * dimensions}; use kid, "
-                    "or --allow-few-samples"
-                )
+            return None if facts.allow_few else _too_few(fewer, space)
+        case "is" if space is not None:
+            if space.kind != INCEPTION:
+                return "needs --features inception"
+            assert isinstance(space.network, Inception)
+            if not space.network.has_head:
+                return NO_HEAD
+            if facts.generated[1] < SPLITS:
+                return f"{facts.generated[1]} pictures cannot be split into {SPLITS}; give more"
+            return None if facts.allow_few else _too_few(facts.generated[1], space)
         case "labels":
             if labels is None or (space is not None and not space.labels):
                 return "needs labelled reference data and a feature network that knows labels"
@@ -208,9 +246,29 @@ def why_not(group: str, facts: Facts) -> str | None:
                 return "points have no pixels"
             if facts.other is None or not len(facts.other):
                 return "needs data with training and held-out pictures"
-        case "modes" if facts.toy is None:
-            return "only the toys ring8 and grid25 have known modes"
+        case "modes" if facts.toy is None and not facts.stacked:
+            return "only the toys ring8 and grid25, and stacked-mnist, have known modes"
     return None
+
+
+def fewest_for_frechet(space: Space) -> int:
+    """Fewer pictures than this in a set, and a Fréchet distance is mostly bias."""
+    if space.kind in (INCEPTION, CLEAN):
+        return FEWEST_FOR_FID
+    return SAMPLES_PER_DIMENSION * space.dimensions
+
+
+def _too_few(count: int, space: Space) -> str | None:
+    fewest = fewest_for_frechet(space)
+    if count >= fewest:
+        return None
+    what = f"a Fréchet distance in {space.dimensions} dimensions"
+    if space.kind in (INCEPTION, CLEAN):
+        what = "FID and IS"
+    return (
+        f"{count:,} pictures are too few for {what}, which takes {fewest:,}; use kid, or "
+        "--allow-few-samples"
+    )
 
 
 def measure(contest: Contest, groups: tuple[str, ...] | None, counting: Counting) -> Results:
@@ -234,6 +292,7 @@ class _Measuring:
             reference=contest.reference,
             other=contest.other,
             toy=contest.toy,
+            stacked=contest.stacked is not None,
             space=contest.space,
             allow_few=contest.allow_few,
         )
@@ -247,6 +306,7 @@ class _Measuring:
         work: dict[str, Callable[[], None]] = {
             "kid": self._kid,
             "fd": self._frechet,
+            "is": self._inception_score,
             "prdc": self._prdc,
             "labels": self._labels,
             "nearest": self._nearest,
@@ -256,9 +316,14 @@ class _Measuring:
             reason = why_not(group, self._facts)
             if reason is None:
                 work[group]()
-            elif group != "modes":
+            elif group not in self._not_meant():
                 self._results.left_out[group] = reason
         return self._results
+
+    def _not_meant(self) -> set[str]:
+        """Groups that nobody misses here."""
+        standard = self._contest.space.kind == INCEPTION
+        return {"modes"} if standard else {"modes", "is"}
 
     def _add(
         self,
@@ -267,10 +332,11 @@ class _Measuring:
         counts: tuple[int, int],
         *,
         shown_as: str | None = None,
-        space: str | None = None,
+        space: str | Space | None = None,
         **more: Any,
     ) -> None:
         contest = self._contest
+        own = contest.space if space is None else space
         definition, interval = _PROTOCOLS[name]
         self._results.scores.append(
             Score(
@@ -278,8 +344,8 @@ class _Measuring:
                 value=estimate.value,
                 low=estimate.low,
                 high=estimate.high,
-                space=space or contest.space.name,
-                space_sha256=None if space else contest.space.sha256,
+                space=own if isinstance(own, str) else own.name,
+                space_sha256=None if isinstance(own, str) else own.sha256,
                 generated=counts[0],
                 reference=counts[1],
                 split=contest.reference.split,
@@ -295,10 +361,25 @@ class _Measuring:
         floor = kid(real, reference) if len(real) >= FEWEST else None
         counts = len(generated), len(reference)
         self._add("kid", kid(generated, reference), counts, floor=floor)
-        for label, pictures in self._contest.classes.items():
-            self._class_kid(label, pictures)
+        classes = self._contest.classes
+        if not classes:
+            return
+        own = [self._class_kid(label, pictures) for label, pictures in classes.items()]
+        lacking = [label for label, one in zip(classes, own, strict=True) if one is None]
+        if lacking:
+            reason = f"class {lacking[0]!r} has too few pictures"
+            self._results.left_out["intra-class-kid"] = reason
+            return
+        scores = [one for one in own if one is not None]
+        floors = [one.floor for one in scores if one.floor is not None]
+        self._add(
+            "intra-class-kid",
+            mean_of([Estimate(one.value, one.low, one.high) for one in scores]),
+            (sum(one.generated for one in scores), sum(one.reference for one in scores)),
+            floor=mean_of(floors) if len(floors) == len(scores) else None,
+        )
 
-    def _class_kid(self, label: str, pictures: np.ndarray | None) -> None:
+    def _class_kid(self, label: str, pictures: np.ndarray | None) -> Score | None:
         contest = self._contest
         drawn = (
             self._generated[_rows(contest.generated, label)]
@@ -310,30 +391,56 @@ class _Measuring:
         if fewer < FEWEST:
             reason = f"{fewer} pictures are too few, expected {FEWEST}"
             self._results.left_out[f"kid of class {label!r}"] = reason
-            return
+            return None
         floor = None
         if contest.other is not None:
-            real = self._real_all()[_rows(contest.other, label)][: len(drawn)]
+            real = self._real_features()[_rows(contest.other, label)][: len(drawn)]
             floor = kid(real, own) if len(real) >= FEWEST else None
         self._add("kid", kid(drawn, own), (len(drawn), len(own)), label=label, floor=floor)
+        return self._results.scores[-1]
 
     def _frechet(self) -> None:
         generated, reference, real = self._generated, self._reference, self._real()
         space = self._contest.space
-        few = not all(
-            enough_for_frechet(len(one), space.dimensions) for one in (generated, reference)
-        )
-        enough_real = len(real) >= min(len(generated), SAMPLES_PER_DIMENSION * space.dimensions)
-        floor = frechet(real, reference) if enough_real and len(real) >= FEWEST else None
+        fewest = fewest_for_frechet(space)
+        few = min(len(generated), len(reference)) < fewest
+        enough_real = len(real) >= max(FEWEST, min(len(generated), fewest))
+        marks = ("few-samples",) if few else ()
+        counts = len(generated), len(reference)
+        if space.kind in (INCEPTION, CLEAN):
+            target = spread(reference)
+            floor = frechet_between(spread(real), target) if enough_real else None
+            name = "fid" if space.kind == INCEPTION else "clean-fid"
+            found = frechet_between(spread(generated), target)
+            self._add(name, found, counts, floor=floor, marks=marks)
+            return
         self._add(
             "fd",
             frechet(generated, reference),
-            (len(generated), len(reference)),
+            counts,
             # Published Lipizzaner numbers bear this name.
             shown_as=f"fid-{MNIST_LOGITS}" if space.kind == MNIST_LOGITS else None,
-            floor=floor,
+            floor=frechet(real, reference) if enough_real else None,
+            marks=marks,
+        )
+
+    def _inception_score(self) -> None:
+        real = self._real()
+        few = len(self._generated) < FEWEST_FOR_FID
+        same = len(real) == len(self._generated)
+        self._add(
+            "is",
+            self._score_of_splits(self._generated),
+            (len(self._generated), 0),
+            floor=self._score_of_splits(real) if same else None,
             marks=("few-samples",) if few else (),
         )
+
+    def _score_of_splits(self, features_ND: np.ndarray) -> Estimate:
+        # Shuffled: a split of one class alone would score low however good it is.
+        rng = stream(self._contest.seed, cell="", purpose="inception score")
+        shuffled = features_ND[rng.permutation(len(features_ND))]
+        return inception_score(self._contest.space.logits_of(shuffled), SPLITS)
 
     def _prdc(self) -> None:
         real = self._real()
@@ -386,26 +493,53 @@ class _Measuring:
         self._add("nearer-to-train", wilson(nearer, len(rows)), (len(rows), count), space="pixels")
 
     def _modes(self) -> None:
-        contest = self._contest
-        assert contest.toy is not None
-        toy = contest.toy
+        contest, toy = self._contest, self._contest.toy
+        if toy is None:
+            self._stacked_modes()
+            return
         estimates = toy_scores(self._generated, toy.centres, toy.deviation, seed=contest.seed)
         counts = len(self._generated), len(toy.centres)
         for name, estimate in estimates.items():
             self._add(name, estimate, counts, space=POINTS)
 
+    def _stacked_modes(self) -> None:
+        contest = self._contest
+        assert contest.stacked is not None
+        found = self._triples(contest.generated.pictures)
+        estimates = stacked_scores(found, seed=contest.seed)
+        real = contest.reference if contest.reference.split == "held-out" else contest.other
+        floors: dict[str, Estimate] = {}
+        # Few pictures cover few modes: only as many can be held against them.
+        if real is not None and real.split == "held-out" and len(real) >= len(contest.generated):
+            rows = self._choice(len(real), len(contest.generated))
+            floors = stacked_scores(self._triples(real.pictures[rows]), seed=contest.seed)
+        counts = len(contest.generated), len(found)
+        for name, estimate in estimates.items():
+            self._add(name, estimate, counts, space=contest.stacked, floor=floors.get(name))
+
+    def _triples(self, pictures_NSSC: np.ndarray) -> np.ndarray:
+        """How often each of the 1,000 triples of digits was found."""
+        space = self._contest.stacked
+        assert space is not None
+        digits = np.array([int(label) for label in space.labels])
+        triple_N = np.zeros(len(pictures_NSSC), dtype=np.int64)
+        for channel in range(3):
+            features = space.features(pictures_NSSC[..., channel : channel + 1])
+            triple_N = 10 * triple_N + digits[space.labels_of(features)]
+        return np.bincount(triple_N, minlength=1000)
+
     def _real(self) -> np.ndarray:
         """Features of as many pictures of the other split as there are generated ones."""
-        everything = self._real_all()
-        count = min(len(everything), len(self._generated))
-        real: np.ndarray = everything[self._choice(len(everything), count)]
-        return real
+        total = 0 if self._contest.other is None else len(self._contest.other)
+        rows = self._choice(total, min(total, len(self._generated)))
+        # Each class takes its own of all of them.
+        return self._real_features()[rows] if self._contest.classes else self._real_features(rows)
 
-    def _real_all(self) -> np.ndarray:
+    def _real_features(self, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
         space, other = self._contest.space, self._contest.other
         if other is None:
             return np.empty((0, space.dimensions), dtype=np.float32)
-        return space.features_of(other, self._counting("real pictures: done"))
+        return space.features_of(other, self._counting("real pictures: done"), rows)
 
     def _choice(self, total: int, count: int) -> np.ndarray:
         """`count` of `total` rows, a fair sample: sets lie there class after class."""

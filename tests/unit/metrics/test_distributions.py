@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from manege.metrics.distributions import MODE_SHARE, agreement, label_scores, toy_scores
+from manege.metrics.distributions import (
+    MODE_SHARE,
+    agreement,
+    inception_score,
+    label_scores,
+    stacked_scores,
+    toy_scores,
+)
 from manege.metrics.estimate import Estimate, wilson
 
 
@@ -165,3 +172,55 @@ def test_points_of_a_generator_that_diverged_are_of_no_quality():
 def test_points_in_no_plane_are_refused(shape):
     with pytest.raises(ValueError, match="expected N×2"):
         toy_scores(np.zeros(shape), np.zeros((1, 2)), 1.0, seed=0)
+
+
+# The inception score.
+
+
+def test_sure_and_even_labels_score_as_many_as_there_are():
+    logits = 1000.0 * np.tile(np.eye(5), (20, 1))
+    assert inception_score(logits) == Estimate(*[pytest.approx(5)] * 3)
+
+
+@pytest.mark.parametrize("logits", [np.zeros((40, 7)), 1000 * np.eye(7)[np.zeros(40, int)]])
+def test_unsure_labels_and_one_label_score_one(logits):
+    assert inception_score(logits) == Estimate(*[pytest.approx(1)] * 3)
+
+
+def test_the_inception_score_is_the_mean_of_splits_in_their_order():
+    """Each split has one label: all together would score 10."""
+    logits = 1000.0 * np.repeat(np.eye(10), 4, axis=0)
+    assert inception_score(logits).value == pytest.approx(1)
+    assert inception_score(logits, splits=1 + 1).value == pytest.approx(5)
+    # Half the splits score 2, half 1: mean 1.5, deviation √(10/9)/2.
+    halves = np.concatenate([np.tile(np.eye(10)[:2], (10, 1)), np.repeat(np.eye(10)[:1], 20, 0)])
+    found = inception_score(1000 * halves)
+    assert found.value == pytest.approx(1.5)
+    assert found.high - found.value == pytest.approx(
+        1.96 * math.sqrt(10 / 9) / 2 / math.sqrt(10), rel=1e-3
+    )
+    with pytest.raises(ValueError, match="9 rows in 10 splits"):
+        inception_score(logits[:9])
+
+
+def test_outputs_of_two_probabilities_have_the_closed_form():
+    p = 0.9
+    logits = np.log(np.tile([[p, 1 - p], [1 - p, p]], (50, 1)))
+    expected = math.exp(math.log(2) + p * math.log(p) + (1 - p) * math.log(1 - p))
+    assert inception_score(logits).value == pytest.approx(expected)
+
+
+# Modes that should be equally likely.
+
+
+def test_modes_are_covered_by_one_picture_and_kl_is_to_equal_shares():
+    found = stacked_scores(counts(1, 0, 50, 49), seed=0)
+    assert found["modes-covered"].value == 3
+    shares = np.array([0.01, 0.5, 0.49])
+    assert found["modes-kl"].value == pytest.approx((shares * np.log(4 * shares)).sum())
+    assert found["modes-covered"].low == 2
+    assert found["modes-kl"].low < found["modes-kl"].value < found["modes-kl"].high
+    even = stacked_scores(counts(*[25] * 1000), seed=0)
+    assert even["modes-covered"].value == 1000
+    assert even["modes-kl"].value == pytest.approx(0, abs=1e-12)
+    assert stacked_scores(counts(7, 0), seed=0)["modes-kl"].value == pytest.approx(math.log(2))

@@ -11,8 +11,10 @@ from manege.metrics.frechet import (
     Moments,
     enough_for_frechet,
     frechet,
+    frechet_between,
     frechet_distance,
     moments,
+    spread,
 )
 
 
@@ -121,3 +123,47 @@ def test_four_rows_are_enough_and_three_are_refused():
 def test_four_samples_a_dimension_are_enough():
     assert enough_for_frechet(1024, 128)
     assert not enough_for_frechet(1023, 128)
+
+
+# For many dimensions.
+
+
+@pytest.mark.parametrize(("n", "m"), [(400, 300), (12, 300), (300, 9), (7, 8)])
+def test_one_decomposition_gives_the_same_distance(n, m):
+    rng = np.random.default_rng(n)
+    x = rng.normal(0.3, 1.0, (n, 20)) @ rng.normal(0, 1, (20, 20))
+    y = rng.normal(0, 1.0, (m, 20))
+    expected = frechet_distance(moments(x), moments(y))
+    assert frechet_between(spread(x), spread(y)).value == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_set_is_no_distance_from_itself_in_one_decomposition():
+    x = np.random.default_rng(0).normal(0, 3, (50, 60))
+    found = frechet_between(spread(x), spread(x))
+    assert found.value == pytest.approx(0, abs=1e-9)
+    assert found.high == pytest.approx(0, abs=1e-9)
+
+
+def test_the_closed_form_of_two_diagonal_gaussians():
+    """Rows whose moments are exact, so that the distance is."""
+    signs = np.array([[a, b] for a in (-1, 1) for b in (-1, 1)], dtype=np.float64)
+    scale = np.sqrt(3 / 4)
+    x = signs * scale * np.array([1.0, 2.0])
+    y = signs * scale * np.array([3.0, 1.0]) + np.array([5.0, 0.0])
+    found = frechet_between(spread(x), spread(y)).value
+    assert found == pytest.approx(25 + (1 - 3) ** 2 + (2 - 1) ** 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0.15, 0.5])
+def test_the_interval_of_first_order_is_as_wide_as_samples_differ(shift):
+    """Five rows a dimension, as for FID with 10,000 pictures."""
+    rng = np.random.default_rng(1)
+    scale = np.exp(rng.normal(0, 1, 40))
+    values, reaches = [], []
+    for _ in range(200):
+        x = rng.normal(shift, 1, (200, 40)) * scale
+        y = rng.normal(0, 1.2, (200, 40)) * scale
+        found = frechet_between(spread(x), spread(y))
+        values.append(found.value)
+        reaches.append((found.high - found.low) / 2)
+    assert np.mean(reaches) == pytest.approx(1.96 * np.std(values), rel=0.2)

@@ -368,7 +368,8 @@ def test_classes_are_scored_by_their_own_pictures(parts, classifier):
     held_out, train = parts
     contest = Contest(train, held_out, classifier, other=train)
     found = run(replace(contest, classes=dict.fromkeys(("3", "8"))), "kid")
-    assert [score.label for score in found.scores] == [None, "3", "8"]
+    assert [score.label for score in found.scores] == [None, "3", "8", None]
+    assert found.scores[-1].name == "intra-class-kid"
     for label in ("3", "8"):
         rows = [
             classifier.features(part.pictures)[np.array(part.labels) == label]
@@ -398,7 +399,10 @@ def test_a_class_with_too_few_pictures_is_left_out_by_name(parts, classifier):
     contest = Contest(taken(train, np.append(others, rows)), held_out, classifier)
     found = run(replace(contest, classes=dict.fromkeys(classifier.labels)), "kid")
     assert [score.label for score in found.scores] == [None, "3", "8"]
-    assert found.left_out == {"kid of class '7'": f"7 pictures are too few, expected {FEWEST}"}
+    assert found.left_out == {
+        "kid of class '7'": f"7 pictures are too few, expected {FEWEST}",
+        "intra-class-kid": "class '7' has too few pictures",
+    }
 
 
 # The toys.

