@@ -1,7 +1,8 @@
-"""One process that imports torch for all the trainings that are to be killed."""
+"""Shared by tests with victims: one process that imports torch for all, and undisturbed runs."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
@@ -13,10 +14,27 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.command import run_here
+from tests.recovery.forker import state_of
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600
 
 Forker = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
+    """What `manege train` with such arguments comes to in one process; trained once."""
+
+    @functools.cache
+    def found(*args: str) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp("undisturbed")
+        done = run_here("train", *args, "--runtime", "inline", "--out", "run", cwd=folder)
+        assert done.code == 0, done.err
+        return state_of(folder / "run")
+
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -47,18 +47,14 @@ def _own_cache(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(params=METHODS)
 def method(request) -> str:
     return request.param
 
 
-@pytest.fixture(scope="module")
-def wanted(method, tmp_path_factory) -> dict[str, str]:
-    """What an undisturbed run in one process comes to."""
-    folder = tmp_path_factory.mktemp(method)
-    done = run_here("train", *METHODS[method], "--runtime", "inline", "--out", "run", cwd=folder)
-    assert done.code == 0, done.err
-    return state_of(folder / "run")
+@pytest.fixture
+def wanted(method, undisturbed) -> dict[str, str]:
+    return undisturbed(*METHODS[method])
 
 
 class Running:
