@@ -2,14 +2,15 @@
 
 `python benchmarks/stability.py SWEEP [SWEEP …]`, each the folder of a sweep by a plan in
 docs/results/stability/, finished or not. Reads events and scores alone, of the seeds that every
-recipe has finished, and prints two tables in Markdown for each.
+recipe has finished, and prints two tables in Markdown for each; of one seed alone there is no
+interval.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from math import sqrt
+from math import isnan, nan, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -38,7 +39,7 @@ def main() -> None:
         found = {recipe: _seeds(folder, recipe) for recipe in RECIPES}
         seeds = sorted(set.intersection(*(set(one) for one in found.values())))
         print(f"\n{folder.name}, seeds {seeds}\n")
-        if len(seeds) >= 2:
+        if seeds:
             kept = [found[recipe][seed] for recipe in RECIPES for seed in seeds]
             names = [name for name in (*INDICES, JOINT) if all(name in one for one in kept)]
             _print_means(found, seeds, names)
@@ -86,7 +87,9 @@ def _joint(scores: Path) -> dict[str, float]:
 
 
 def _interval(values: list[float]) -> tuple[float, float]:
-    """The mean and half the width of Student's 95 % interval."""
+    """The mean and half the width of Student's 95 % interval; of one value not a number."""
+    if len(values) < 2:
+        return mean(values), nan
     reach = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / sqrt(len(values))
     return mean(values), reach
 
@@ -98,7 +101,7 @@ def _print_means(found: Found, seeds: list[int], names: list[str]) -> None:
         cells = []
         for name in names:
             middle, reach = _interval([values[seed][name] for seed in seeds])
-            cells.append(f"{middle:.3g} ± {reach:.2g}")
+            cells.append(f"{middle:.3g}" if isnan(reach) else f"{middle:.3g} ± {reach:.2g}")
         rounds = mean(values[seed]["rounds"] for seed in seeds)
         print(f"| `{recipe}` | {rounds:.1f} | {' | '.join(cells)} |")
 
@@ -111,6 +114,9 @@ def _print_differences(found: Found, seeds: list[int], names: list[str]) -> None
         for name in names:
             apart = [found[one][seed][name] - found[other][seed][name] for seed in seeds]
             middle, reach = _interval(apart)
+            if isnan(reach):
+                cells.append(f"{middle:+.3g}")
+                continue
             less = sum(value < 0 for value in apart)
             cells.append(
                 f"{middle:+.3g} [{middle - reach:+.3g}, {middle + reach:+.3g}], "
