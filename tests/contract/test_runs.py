@@ -23,6 +23,7 @@ from tests.recovery.forker import state_of
 PER_CLASS = (
     *("digits", "--preset", "paper-dc", "--networks", "mlp", "--classes", "3,7,8"),
     *("--limit-per-class", "40", "--batch", "20", "--sheet-every", "100", "--score", "none"),
+    *("--set", "stability.every_rounds=5"),
     *("--set", "networks.hidden=32", "--set", "checkpoints.every_s=0.3", "--rounds", "40"),
 )
 GRID = (

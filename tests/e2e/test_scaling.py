@@ -32,6 +32,7 @@ SMALL = (
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
+@pytest.mark.soak
 def test_a_bench_that_was_interrupted_goes_on_and_ends_in_tables_and_a_plot(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-m", "manege", *CLASSES],

@@ -151,6 +151,7 @@ def interrupted(folder: Path, number: signal.Signals) -> str:
     return out
 
 
+@pytest.mark.soak
 def test_a_sweep_interrupted_and_started_again_gives_the_same_table(
     undisturbed: tuple[Path, Done], manege: Command, tmp_path: Path
 ) -> None:

@@ -23,7 +23,10 @@ from .command import TINY
 from .conftest import Command
 from .terminal import CONTROL, on_terminal
 
-LONG = ("train", "digits", "--classes", "3,7,8", *TINY, "--out", "run")
+LONG = (
+    *("train", "digits", "--classes", "3,7,8", *TINY, "--out", "run"),
+    *("--set", "stability.every_rounds=20"),
+)
 
 
 def test_training_on_a_terminal_shows_a_page_that_fits(tmp_path):

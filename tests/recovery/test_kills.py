@@ -96,7 +96,13 @@ def all_well(told: dict, times_killed_again: int | None = 0) -> None:
     assert all(one["same"] for one in results), results
 
 
-@pytest.mark.parametrize("saving", [EVERY_ROUND, EVERY_STEP], ids=["by round", "by step"])
+@pytest.mark.parametrize(
+    "saving",
+    [
+        pytest.param(EVERY_ROUND, id="by round", marks=pytest.mark.soak),
+        pytest.param(EVERY_STEP, id="by step"),
+    ],
+)
 def test_killed_at_every_step_the_result_is_the_same_bits(forker, tmp_path, saving):
     steps = [f"step@{n}" for n in range(1, STEPS + 1)]
     all_well(run_plan(forker, tmp_path, saving | NARROW, steps))
@@ -112,7 +118,14 @@ def test_killed_inside_every_part_of_a_commit_the_result_is_the_same_bits(forker
     all_well(run_plan(forker, tmp_path, EVERY_ROUND | NARROW, points))
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+# Left to make soak: less of a state of their own than the others.
+PLAIN = {"minimax, flips", "least-squares, r1", "resnet", "single", "conditional", "mlp"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.soak) if one in PLAIN else one for one in SETTINGS],
+)
 def test_other_settings_resume_to_the_same_bits_too(forker, tmp_path, name):
     """Taken up at the end of a round, and within one."""
     told = run_plan(forker, tmp_path, EVERY_STEP | SETTINGS[name], ["step@3", "step@4"])
