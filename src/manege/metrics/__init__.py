@@ -11,8 +11,10 @@ from manege.metrics.classifier import (
     space_for,
     training_digest,
 )
+from manege.metrics.conditions import GROUPS, Facts, check_facts, check_groups
 from manege.metrics.estimate import Estimate
 from manege.metrics.mixture import FrechetMixture, InceptionMixture
+from manege.metrics.score import Score
 from manege.metrics.scorer import ClassScorer
 from manege.metrics.spaces import (
     CLEAN,
@@ -28,17 +30,7 @@ from manege.metrics.spaces import (
     save_space,
 )
 from manege.metrics.stability import StabilityGauge, space_without_scores
-from manege.metrics.suite import (
-    GROUPS,
-    Contest,
-    Counting,
-    Facts,
-    Results,
-    Score,
-    check_facts,
-    check_groups,
-    measure,
-)
+from manege.metrics.suite import Contest, Counting, Results, measure
 from manege.metrics.weights import load_weights
 
 __all__ = [

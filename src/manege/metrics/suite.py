@@ -1,20 +1,27 @@
 """All scores of one set of pictures against another, from features that are extracted once.
 
-A score carries what it takes to compute it again: definition, counts, split, space, seed and
-interval. What cannot be said honestly is left out, with the reason.
+What cannot be said honestly is left out, with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from manege.config import stream
 from manege.data import PictureSet, Toy
-from manege.errors import ConfigError, DataError
+from manege.metrics.conditions import (
+    FEWEST,
+    GROUPS,
+    SPLITS,
+    Facts,
+    check_facts,
+    fewest_for_frechet,
+    why_not,
+)
 from manege.metrics.distributions import (
     agreement,
     inception_score,
@@ -23,112 +30,16 @@ from manege.metrics.distributions import (
     toy_scores,
 )
 from manege.metrics.estimate import Estimate, mean_of, wilson
-from manege.metrics.frechet import SAMPLES_PER_DIMENSION, frechet, frechet_between, spread
-from manege.metrics.inception import Inception
+from manege.metrics.frechet import frechet, frechet_between, spread
 from manege.metrics.kid import kid
 from manege.metrics.neighbours import nearest, prdc
+from manege.metrics.score import DEFINITIONS, Score
 from manege.metrics.spaces import CLEAN, INCEPTION, MNIST_LOGITS, POINTS, Progress, Space
-from manege.metrics.weights import NO_HEAD
-
-GROUPS: dict[str, str] = {
-    "kid": "kernel distance, right for few pictures too",
-    "fd": "Fréchet distance, for many pictures; in Inception's space it is FID",
-    "is": "inception score, with --features inception",
-    "prdc": "precision, recall, density, coverage",
-    "labels": "what the pictures look like to the classifier",
-    "nearest": "distances to the nearest training and held-out pictures",
-    "modes": "modes hit, for the toys and stacked-mnist",
-}
-"""What `--metrics` chooses from."""
-
-FEWEST = 8
-"""Fewer pictures than this in a set, or in a class, are not scored."""
-
-FEWEST_FOR_FID = 10_000
-"""Pictures that FID's authors ask for (Heusel et al. 2017)."""
-
-SPLITS = 10
-"""Of the inception score."""
 
 NEIGHBOURS = 5
 MOST_NEAREST, MOST_SEARCHED = 1000, 10_000
 """Pictures whose nearest are sought, and among how many."""
 NUM_PAIRS = 16
-
-_WILSON_FIXED = "Wilson, the other set held fixed"
-_ORDER = "order statistics, the real set held fixed"
-_BOOTSTRAP = "1,000 multinomial redraws of the generated counts"
-_FRECHET = "|μ - μ'|² + tr(Σ + Σ' - 2(ΣΣ')^½)"
-_POOLED = "the 2048 pooled features of Inception-v3 of 2015-12-05"
-_FIRST_ORDER = "each picture's influence, first order; not its bias"
-_PROTOCOLS: dict[str, tuple[str, str]] = {
-    "kid": ("unbiased MMD² with kernel (x·y/D + 1)³ over all pairs", "variance of the U-statistic"),
-    "intra-class-kid": (
-        "mean of the classes' kid, each class weighing the same",
-        "their variances",
-    ),
-    "fd": (_FRECHET, "delete-a-block jackknife, 20 blocks; not its bias"),
-    "fid": (f"{_FRECHET}, {_POOLED}; bytes, TF1's bilinear resize to 299", _FIRST_ORDER),
-    "clean-fid": (f"{_FRECHET}, {_POOLED}; bytes, antialiased bicubic to 299", _FIRST_ORDER),
-    "is": (
-        "exp of the mean KL(labels of a picture, labels of all), mean of 10 random splits, no bias "
-        "in the last layer; Inception-v3 of 2015-12-05, bytes, TF1's bilinear resize to 299",
-        "normal, from the 10 splits",
-    ),
-    "precision": ("share of generated within a reference ball, k = 5", _WILSON_FIXED),
-    "recall": ("share of reference within a generated ball, k = 5", _WILSON_FIXED),
-    "density": ("reference balls round a generated picture over k, k = 5", "normal, other fixed"),
-    "coverage": ("share of reference balls with a generated picture, k = 5", _WILSON_FIXED),
-    "label-entropy": ("entropy of the labels found, nats", _BOOTSTRAP),
-    "label-tvd": ("total variation distance of labels found to the reference's", _BOOTSTRAP),
-    "label-modes": ("labels found at a tenth of their share in the reference or more", _BOOTSTRAP),
-    "agreement": ("share whose label found is the one they were made for", "Wilson"),
-    "nearest-train": ("median RMS pixel distance (0 to 1) to the nearest", _ORDER),
-    "nearest-held-out": ("median RMS pixel distance (0 to 1) to the nearest", _ORDER),
-    "nearer-to-train": (
-        "share nearer to a training than to a held-out picture, as many of both; 0.5 is neutral",
-        "Wilson, both real sets held fixed",
-    ),
-    "high-quality": ("share of points within 3 deviations of a centre", "Wilson"),
-    "modes": ("centres with a tenth of their fair share of high-quality points", _BOOTSTRAP),
-    "modes-covered": ("of 1,000 triples of digits those with a picture", _BOOTSTRAP),
-    "modes-kl": ("KL of the triples' shares to equal ones, nats", _BOOTSTRAP),
-}
-"""Of each score: definition, and how its interval was made."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """A number, and what it takes to compute it again."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    space: str
-    """Where it was computed: numbers of different spaces must not be compared."""
-    space_sha256: str | None
-    generated: int
-    reference: int
-    split: str
-    """Of the reference."""
-    seed: int
-    definition: str
-    interval: str
-    label: str | None = None
-    """The class it is of, None for all together."""
-    floor: Estimate | None = None
-    """What as many real pictures of the other split get in the generated ones' place."""
-    marks: tuple[str, ...] = ()
-
-    @property
-    def full_name(self) -> str:
-        """The name with its space: the column it belongs into."""
-        return self.name if self.space in self.name else f"{self.name}@{self.space}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"full_name": self.full_name, **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -161,114 +72,8 @@ class Results:
     """Generated pictures that come nearest to training pictures, and those."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a contest before anything is drawn or computed."""
-
-    generated: tuple[str, int]
-    """Whose pictures, and how many."""
-    reference: PictureSet
-    other: PictureSet | None = None
-    toy: Toy | None = None
-    stacked: bool = False
-    """Whether the pictures are three digits stacked."""
-    space: Space | None = None
-    """None while it is not known yet."""
-    allow_few: bool = False
-
-
 Counting = Callable[[str], Progress | None]
 """From a verb to somebody who is told how far it has come."""
-
-
-def check_groups(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The names, all known and each once; None stands for whatever applies."""
-    if names is None:
-        return None
-    chosen = tuple(dict.fromkeys(names))
-    if "" in chosen and len(chosen) > 1:
-        given = ",".join(names)
-        raise ConfigError(
-            f"--metrics {given!r}: an empty name; expected some of {', '.join(GROUPS)}"
-        )
-    for name in filter(None, chosen):
-        if name not in GROUPS:
-            hint = " (FID is fd with --features inception)" if "fid" in name.lower() else ""
-            raise ConfigError(
-                f"--metrics {name}: not known; expected some of {', '.join(GROUPS)}{hint}"
-            )
-    if chosen in ((), ("",)):
-        raise ConfigError(f"--metrics: empty; expected some of {', '.join(GROUPS)}")
-    return chosen
-
-
-def check_facts(facts: Facts, groups: tuple[str, ...] | None) -> None:
-    """Nothing; an error for too few pictures, or for scores asked for that cannot be had."""
-    subject, count = facts.generated
-    if count < FEWEST:
-        raise DataError(
-            f"{subject}: {count} generated pictures, expected at least {FEWEST}; give more"
-        )
-    if len(facts.reference) < FEWEST:
-        raise DataError(
-            f"{facts.reference.name}: {len(facts.reference)} reference pictures "
-            f"({facts.reference.split}), expected at least {FEWEST}; give more, or another "
-            "--reference"
-        )
-    for group in groups or ():
-        if (reason := why_not(group, facts)) is not None:
-            raise ConfigError(f"--metrics {group}: {reason}")
-
-
-def why_not(group: str, facts: Facts) -> str | None:
-    """Why a group of scores cannot be had, as far as is known, or None."""
-    fewer = min(facts.generated[1], len(facts.reference))
-    space, labels = facts.space, facts.reference.labels
-    match group:
-        case "fd" if space is not None:
-            return None if facts.allow_few else _too_few(fewer, space)
-        case "is" if space is not None:
-            if space.kind != INCEPTION:
-                return "needs --features inception"
-            assert isinstance(space.network, Inception)
-            if not space.network.has_head:
-                return NO_HEAD
-            if facts.generated[1] < SPLITS:
-                return f"{facts.generated[1]} pictures cannot be split into {SPLITS}; give more"
-            return None if facts.allow_few else _too_few(facts.generated[1], space)
-        case "labels":
-            if labels is None or (space is not None and not space.labels):
-                return "needs labelled reference data and a feature network that knows labels"
-            if space is not None and not set(labels) <= set(space.labels):
-                return f"the feature network {space.name} knows other labels"
-        case "nearest":
-            if facts.toy is not None:
-                return "points have no pixels"
-            if facts.other is None or not len(facts.other):
-                return "needs data with training and held-out pictures"
-        case "modes" if facts.toy is None and not facts.stacked:
-            return "only the toys ring8 and grid25, and stacked-mnist, have known modes"
-    return None
-
-
-def fewest_for_frechet(space: Space) -> int:
-    """Fewer pictures than this in a set, and a Fréchet distance is mostly bias."""
-    if space.kind in (INCEPTION, CLEAN):
-        return FEWEST_FOR_FID
-    return SAMPLES_PER_DIMENSION * space.dimensions
-
-
-def _too_few(count: int, space: Space) -> str | None:
-    fewest = fewest_for_frechet(space)
-    if count >= fewest:
-        return None
-    what = f"a Fréchet distance in {space.dimensions} dimensions"
-    if space.kind in (INCEPTION, CLEAN):
-        what = "FID and IS"
-    return (
-        f"{count:,} pictures are too few for {what}, which takes {fewest:,}; use kid, or "
-        "--allow-few-samples"
-    )
 
 
 def measure(contest: Contest, groups: tuple[str, ...] | None, counting: Counting) -> Results:
@@ -337,7 +142,7 @@ class _Measuring:
     ) -> None:
         contest = self._contest
         own = contest.space if space is None else space
-        definition, interval = _PROTOCOLS[name]
+        definition, interval = DEFINITIONS[name]
         self._results.scores.append(
             Score(
                 name=shown_as or name,
@@ -426,7 +231,7 @@ class _Measuring:
 
     def _inception_score(self) -> None:
         real = self._real()
-        few = len(self._generated) < FEWEST_FOR_FID
+        few = len(self._generated) < fewest_for_frechet(self._contest.space)
         same = len(real) == len(self._generated)
         self._add(
             "is",

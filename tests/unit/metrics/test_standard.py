@@ -21,13 +21,14 @@ from manege.metrics import (
     Results,
     Score,
     Space,
+    conditions,
     inception,
     inception_space,
     measure,
     mnist_logits_space,
     random_space,
+    suite,
 )
-from manege.metrics import suite as module
 from manege.metrics.distributions import inception_score
 from manege.metrics.estimate import Estimate, mean_of
 from manege.metrics.kid import kid
@@ -104,7 +105,8 @@ def test_fid_and_is_bear_their_names_in_the_standard_protocol(contest, standard)
 
 def test_the_inception_score_splits_at_random_not_class_by_class(contest, standard, monkeypatch):
     """Real pictures lie there class after class, and a split of one class says nothing."""
-    monkeypatch.setattr(module, "SPLITS", 2)
+    for module in (conditions, suite):
+        monkeypatch.setattr(module, "SPLITS", 2)
     x = standard.features(contest.generated.pictures)
     order = stream(0, cell="", purpose="inception score").permutation(len(x))
     expected = inception_score(standard.logits_of(x[order]), 2)
@@ -135,7 +137,7 @@ def test_fid_of_few_pictures_is_refused_unless_allowed(contest, monkeypatch):
         assert "takes 10,000; use kid, or --allow-few-samples" in text
     left_out = run(honest).left_out
     assert {"fd", "is"} <= left_out.keys()
-    monkeypatch.setattr(module, "FEWEST_FOR_FID", COUNT)
+    monkeypatch.setattr(conditions, "FEWEST_FOR_FID", COUNT)
     enough = named(run(honest, "fd", "is"))
     assert enough["fid"].marks == enough["is"].marks == ()
     nine = replace(contest, generated=as_set(noise(9, seed=0)))

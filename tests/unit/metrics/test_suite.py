@@ -23,9 +23,9 @@ from manege.metrics import (
     points_space,
     random_space,
 )
+from manege.metrics.conditions import FEWEST
 from manege.metrics.frechet import SAMPLES_PER_DIMENSION, frechet
 from manege.metrics.kid import kid
-from manege.metrics.suite import FEWEST
 
 
 def as_set(

@@ -1,0 +1,142 @@
+"""Which scores there are, and which of them two sets of pictures admit.
+
+All of it is known before anything is drawn or computed: who asks for too much is told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from manege.data import PictureSet, Toy
+from manege.errors import ConfigError, DataError
+from manege.metrics.frechet import SAMPLES_PER_DIMENSION
+from manege.metrics.inception import Inception
+from manege.metrics.spaces import CLEAN, INCEPTION, Space
+from manege.metrics.weights import NO_HEAD
+
+GROUPS: dict[str, str] = {
+    "kid": "kernel distance, right for few pictures too",
+    "fd": "Fréchet distance, for many pictures; in Inception's space it is FID",
+    "is": "inception score, with --features inception",
+    "prdc": "precision, recall, density, coverage",
+    "labels": "what the pictures look like to the classifier",
+    "nearest": "distances to the nearest training and held-out pictures",
+    "modes": "modes hit, for the toys and stacked-mnist",
+}
+"""What `--metrics` chooses from."""
+
+FEWEST = 8
+"""Fewer pictures than this in a set, or in a class, are not scored."""
+
+FEWEST_FOR_FID = 10_000
+"""Pictures that FID's authors ask for (Heusel et al. 2017)."""
+
+SPLITS = 10
+"""Of the inception score."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a contest before anything is drawn or computed."""
+
+    generated: tuple[str, int]
+    """Whose pictures, and how many."""
+    reference: PictureSet
+    other: PictureSet | None = None
+    toy: Toy | None = None
+    stacked: bool = False
+    """Whether the pictures are three digits stacked."""
+    space: Space | None = None
+    """None while it is not known yet."""
+    allow_few: bool = False
+
+
+def check_groups(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The names, all known and each once; None stands for whatever applies."""
+    if names is None:
+        return None
+    chosen = tuple(dict.fromkeys(names))
+    if "" in chosen and len(chosen) > 1:
+        given = ",".join(names)
+        raise ConfigError(
+            f"--metrics {given!r}: an empty name; expected some of {', '.join(GROUPS)}"
+        )
+    for name in filter(None, chosen):
+        if name not in GROUPS:
+            hint = " (FID is fd with --features inception)" if "fid" in name.lower() else ""
+            raise ConfigError(
+                f"--metrics {name}: not known; expected some of {', '.join(GROUPS)}{hint}"
+            )
+    if chosen in ((), ("",)):
+        raise ConfigError(f"--metrics: empty; expected some of {', '.join(GROUPS)}")
+    return chosen
+
+
+def check_facts(facts: Facts, groups: tuple[str, ...] | None) -> None:
+    """Nothing; an error for too few pictures, or for scores asked for that cannot be had."""
+    subject, count = facts.generated
+    if count < FEWEST:
+        raise DataError(
+            f"{subject}: {count} generated pictures, expected at least {FEWEST}; give more"
+        )
+    if len(facts.reference) < FEWEST:
+        raise DataError(
+            f"{facts.reference.name}: {len(facts.reference)} reference pictures "
+            f"({facts.reference.split}), expected at least {FEWEST}; give more, or another "
+            "--reference"
+        )
+    for group in groups or ():
+        if (reason := why_not(group, facts)) is not None:
+            raise ConfigError(f"--metrics {group}: {reason}")
+
+
+def why_not(group: str, facts: Facts) -> str | None:
+    """Why a group of scores cannot be had, as far as is known, or None."""
+    fewer = min(facts.generated[1], len(facts.reference))
+    space, labels = facts.space, facts.reference.labels
+    match group:
+        case "fd" if space is not None:
+            return None if facts.allow_few else _too_few(fewer, space)
+        case "is" if space is not None:
+            if space.kind != INCEPTION:
+                return "needs --features inception"
+            assert isinstance(space.network, Inception)
+            if not space.network.has_head:
+                return NO_HEAD
+            if facts.generated[1] < SPLITS:
+                return f"{facts.generated[1]} pictures cannot be split into {SPLITS}; give more"
+            return None if facts.allow_few else _too_few(facts.generated[1], space)
+        case "labels":
+            if labels is None or (space is not None and not space.labels):
+                return "needs labelled reference data and a feature network that knows labels"
+            if space is not None and not set(labels) <= set(space.labels):
+                return f"the feature network {space.name} knows other labels"
+        case "nearest":
+            if facts.toy is not None:
+                return "points have no pixels"
+            if facts.other is None or not len(facts.other):
+                return "needs data with training and held-out pictures"
+        case "modes" if facts.toy is None and not facts.stacked:
+            return "only the toys ring8 and grid25, and stacked-mnist, have known modes"
+    return None
+
+
+def fewest_for_frechet(space: Space) -> int:
+    """Fewer pictures than this in a set, and a Fréchet distance is mostly bias."""
+    if space.kind in (INCEPTION, CLEAN):
+        return FEWEST_FOR_FID
+    return SAMPLES_PER_DIMENSION * space.dimensions
+
+
+def _too_few(count: int, space: Space) -> str | None:
+    fewest = fewest_for_frechet(space)
+    if count >= fewest:
+        return None
+    what = f"a Fréchet distance in {space.dimensions} dimensions"
+    if space.kind in (INCEPTION, CLEAN):
+        what = "FID and IS"
+    return (
+        f"{count:,} pictures are too few for {what}, which takes {fewest:,}; use kid, or "
+        "--allow-few-samples"
+    )
