@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+
+from tests.tiny import shared_cache
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def score_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Set module by module: other tests must not see it."""
+    with shared_cache(tmp_path_factory):
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

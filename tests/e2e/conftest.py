@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny import shared_cache
+
 from .command import TINY, Done, run_here, run_process
 from .material import write_class
 
@@ -21,9 +23,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     The tests of scores use the same one, so that the digits' feature networks are trained once.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "score-cache"))
-        patch.delenv("MANEGE_DATA", raising=False)
+    with shared_cache(tmp_path_factory) as patch:
         # A server's torch for every command would take longer than all the tests do.
         patch.setenv("MANEGE_RUNTIME", "inline")
         yield

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.tiny import TINY
 
 import manege
 from manege.comparison import Comparison
@@ -17,26 +17,13 @@ from manege.errors import ConfigError
 from manege.evaluation import Evaluation
 from manege.metrics import Score
 
-TINY = {
-    "preset": "paper",
-    "rounds": 1,
+pytestmark = pytest.mark.usefixtures("score_cache")
+
+SMALL = TINY | {
     "data__classes": ["3", "7"],
     "data__limit_per_class": 40,
-    "networks__kind": "mlp",
-    "networks__hidden": 16,
-    "training__batch": 40,
-    "sheets__pictures": 4,
 }
 QUICK = {"features": "random", "samples": 60}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The folder that the tests of metrics use: the digits' feature network is trained once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "score-cache"))
-        patch.delenv("MANEGE_DATA", raising=False)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +38,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
         "limited": {"data__limit_per_class": 20},
     }
     return {
-        name: manege.train("digits", out=folder / name, **TINY | more).path
+        name: manege.train("digits", out=folder / name, **SMALL | more).path
         for name, more in settings.items()
     }
 

@@ -24,12 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
-@pytest.fixture
-def score_cache(tmp_path_factory, monkeypatch):
-    """The folder that the tests of metrics use: the digits' feature networks are trained once."""
-    monkeypatch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "score-cache"))
-
-
 def test_events_of_real_runs_fit_the_schema_and_the_page(tmp_path, score_cache, monkeypatch):
     schema = json.loads((ROOT / "docs/events.schema.json").read_text())
     page = (ROOT / "docs/run-directory.md").read_text()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from math import exp
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.tiny import TINY
 
 import manege
 from manege.config import DataConfig
@@ -22,31 +22,18 @@ from manege.metrics import load_space, random_space
 from manege.sampler import Model, Samples
 
 THREE = ("3", "7", "8")
-TINY = {
-    "preset": "paper",
-    "rounds": 1,
+pytestmark = pytest.mark.usefixtures("score_cache")
+
+SMALL = TINY | {
     "data__classes": list(THREE),
     "data__limit_per_class": 40,
-    "networks__kind": "mlp",
-    "networks__hidden": 16,
-    "training__batch": 40,
-    "sheets__pictures": 4,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The folder that the tests of metrics use: the digits' feature network is trained once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "score-cache"))
-        patch.delenv("MANEGE_DATA", raising=False)
-        yield
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A run on three digits; not to be changed."""
-    return manege.train("digits", out=tmp_path_factory.mktemp("evaluated") / "run", **TINY).path
+    return manege.train("digits", out=tmp_path_factory.mktemp("evaluated") / "run", **SMALL).path
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,8 @@ _REAL = os.environ.get("MANEGE_DATA")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One folder for the session, but set module by module: other tests must not see it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "score-cache"))
-        patch.delenv("MANEGE_DATA", raising=False)
-        yield
+def _cache(score_cache: None) -> None:
+    """That of all tests of scores."""
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.tiny import TINY
 
 import manege
 from manege.errors import DataError
@@ -18,29 +18,17 @@ from manege.verdict.gate import Gate, Looker, bounds_of, draw, gate_of, train_lo
 from manege.verdict.look import Look, Work
 
 LABELS = ("0", "1", "4")
-TINY = {
-    "preset": "paper",
-    "rounds": 1,
+pytestmark = pytest.mark.usefixtures("score_cache")
+
+SMALL = TINY | {
     "data__classes": list(LABELS),
     "data__limits": {"4": 40},
-    "networks__kind": "mlp",
-    "networks__hidden": 16,
-    "training__batch": 40,
-    "sheets__pictures": 4,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "score-cache"))
-        patch.delenv("MANEGE_DATA", raising=False)
-        yield
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return manege.train("digits", out=tmp_path_factory.mktemp("gate") / "run", **TINY).path
+    return manege.train("digits", out=tmp_path_factory.mktemp("gate") / "run", **SMALL).path
 
 
 @pytest.fixture(scope="module")
