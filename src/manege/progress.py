@@ -1,4 +1,4 @@
-"""How far something has come, in words: a count on a terminal, a time for people. No torch."""
+"""How far something has come, in words: a count, a time for people. No torch."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ import time
 from collections.abc import Callable
 
 _COUNT_EVERY_S = 0.5
+_LINE_EVERY_S = 30.0
+"""In a file or a batch job's log: what takes less long stays silent."""
 
 
-def counter(verb: str) -> Callable[[int, int], None] | None:
-    """`drawn 3,200 of 10,000 pictures, 12s left` on a terminal; None, for silence, elsewhere."""
-    if not sys.stderr.isatty():
-        return None
+def counter(verb: str) -> Callable[[int, int], None]:
+    """`drawn 3,200 of 10,000 pictures, 12s left`: one line of a terminal, or now and then one."""
+    terminal = sys.stderr.isatty()
+    every = _COUNT_EVERY_S if terminal else _LINE_EVERY_S
     started = last = time.monotonic()
 
     def show(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last < _COUNT_EVERY_S and not (done == total and last > started):
+        if now - last < every and not (done == total and last > started):
             return
         last = now
         left = duration((now - started) / done * (total - done))
-        sys.stderr.write(f"\r{verb} {done:,} of {total:,} pictures, {left} left  ")
-        if done == total:
+        text = f"{verb} {done:,} of {total:,} pictures, {left} left"
+        sys.stderr.write(f"\r{text}  " if terminal else f"{text}\n")
+        if terminal and done == total:
             sys.stderr.write("\n")
+        sys.stderr.flush()
 
     return show
 
