@@ -291,5 +291,37 @@ def evaluation(path: Path, *, value: float = 0.1, labels: tuple[str, ...] = ()) 
     sheet(folder / "0123456789ab-nearest.png", 32, 7, columns=16)
 
 
+def trial(path: Path, labels: tuple[str, ...]) -> None:
+    """A verdict kept in the run, as `manege verdict` writes it."""
+    folder = path / "verdict" / "0123456789ab"
+    folder.mkdir(parents=True)
+    share = {"value": 0.9, "low": 0.88, "high": 0.92}
+    gain = {"value": -0.006, "low": -0.028, "high": 0.016}
+    arms = {
+        arm: {"title": title, "accuracy": share, "mean_recall": share}
+        for arm, title in (("a", "real"), ("b+c", "real, oversampled and augmented"), ("f", "made"))
+    }
+    tree = {
+        "sentence": "Don't: <nothing> gained.",
+        "protocol": {
+            "seeds": 3,
+            "steps": 300,
+            "gate": False,
+            "data": {part: dict.fromkeys(labels, 50) for part in ("train", "test")},
+        },
+        "arms": arms,
+        "comparison": {
+            "arm": "e",
+            "mean_recall": gain,
+            "recall": dict.fromkeys(labels, gain),
+            "helped": [labels[0]],
+        },
+        "cas": {"synthetic_to_real": share, "real_to_synthetic": None},
+        "memorisation": {"share": {"value": 0.014, "low": 0.012, "high": 0.015}},
+    }
+    (folder / "verdict-3-seeds.json").write_text(json.dumps(tree))
+    sheet(folder / "nearest.png", 24, 8, columns=12)
+
+
 def _event(t: float, event: str, **fields: Any) -> dict[str, Any]:
     return {"t": round(t, 3), "incarnation": 1, "event": event, **fields}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manege.report import comparing, single, writing
-from tests.synthetic_run import evaluation, grid_events, make_run, per_class_events
+from tests.synthetic_run import evaluation, grid_events, make_run, per_class_events, trial
 
 CLASSES = ["3", "5", "8"]
 
@@ -23,6 +23,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         folder / "run", per_class_events(CLASSES, 10), labels=CLASSES, method="per-class"
     )
     evaluation(run, labels=tuple(CLASSES))
+    trial(run, tuple(CLASSES))
     grid = make_run(folder / "grid", grid_events(3, 3, 10), labels=CLASSES, method="cellular")
     empty = folder / "empty"
     empty.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import shutil
@@ -87,6 +88,22 @@ def test_a_verdict_is_a_table_a_sentence_and_files(judged: Path) -> None:
     for path in paths[1:]:
         with Image.open(path) as image:
             assert min(image.size) > 50
+
+
+def test_the_report_says_it_too(judged: Path, tmp_path: Path) -> None:
+    shutil.copytree(judged / "tail", tmp_path / "tail")
+    done = run_here("report", "tail", cwd=tmp_path)
+    assert done.code == 0, done.err
+    text = (tmp_path / "tail" / "report.html").read_text()
+    sentence = (judged / "out.txt").read_text().rsplit("\n\n", 1)[1].splitlines()[0]
+    assert html.escape(sentence) in text
+    assert "Near-copies of training pictures" in text
+    assert (tmp_path / "tail" / "plots" / "verdict-arms.svg").is_file()
+
+
+def test_a_report_tells_how_to_ask(tail: Path, tmp_path: Path) -> None:
+    assert run_here("report", "tail", cwd=tmp_path).code == 0
+    assert "<code>manege verdict tail</code>" in (tail / "report.html").read_text()
 
 
 def test_the_file_holds_all_that_is_needed_to_do_it_again(judged: Path) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
@@ -52,6 +52,19 @@ class Kept:
 
 
 @dataclass
+class Trial:
+    """A verdict that the run has kept."""
+
+    tree: dict[str, Any]
+    made_at: float
+    nearest: Path | None
+    """The sheet of pictures nearest to training ones."""
+
+
+AnyKept = TypeVar("AnyKept", Kept, Trial)
+
+
+@dataclass
 class Run:
     """All that a report is drawn from."""
 
@@ -64,6 +77,8 @@ class Run:
     data: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     evaluations: list[Kept] = field(default_factory=list)
+    """The newest first."""
+    trials: list[Trial] = field(default_factory=list)
     """The newest first."""
     notes: list[str] = field(default_factory=list)
     """What is missing or damaged."""
@@ -139,11 +154,20 @@ def _read_files(run: Run) -> None:
     run.status = _json(run, "status.json")
     if not run.history.method and run.config.get("method"):
         run.history.method = str(run.config["method"])
-    run.evaluations = sorted(
-        (one for file in run.path.glob("evaluations/*.json") if (one := _kept(run, file))),
-        key=lambda one: one.made_at,
-        reverse=True,
+    run.evaluations = _newest_first(
+        _kept(run, file) for file in run.path.glob("evaluations/*.json")
     )
+    run.trials = _newest_first(
+        # More seeds of a trial hold those before.
+        _trial(run, max(files, key=lambda file: (len(file.name), file.name)))
+        for folder in run.path.glob("verdict/*")
+        if (files := list(folder.glob("verdict-*-seeds.json")))
+    )
+
+
+def _newest_first(found: Iterable[AnyKept | None]) -> list[AnyKept]:
+    whole = [one for one in found if one is not None]
+    return sorted(whole, key=lambda one: one.made_at, reverse=True)
 
 
 def _note_events(run: Run, tail: Tail) -> None:
@@ -278,6 +302,36 @@ def _kept(run: Run, file: Path) -> Kept | None:
         file.stat().st_mtime,
         nearest if nearest.is_file() else None,
     )
+
+
+def _trial(run: Run, file: Path) -> Trial | None:
+    try:
+        tree = _tree(json.loads(file.read_text(encoding="utf-8")))
+        _check_trial(tree)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        name = file.relative_to(run.path)
+        run.notes.append(f"{name} is damaged and was left out.")
+        return None
+    nearest = file.with_name("nearest.png")
+    return Trial(tree, file.stat().st_mtime, nearest if nearest.is_file() else None)
+
+
+def _check_trial(tree: Mapping[str, Any]) -> None:
+    """Nothing; an error when a verdict's file lacks what a report shows of it."""
+    str(tree["sentence"])
+    protocol, comparison = tree["protocol"], tree["comparison"]
+    for key in ("seeds", "steps"):
+        int(protocol[key])
+    for part in ("train", "test"):
+        sum(map(int, protocol["data"][part].values()))
+    estimates = [arm[key] for arm in tree["arms"].values() for key in ("accuracy", "mean_recall")]
+    if comparison is not None:
+        estimates += [comparison["mean_recall"], *comparison["recall"].values()]
+        list(comparison["helped"])
+    for one in (*estimates, *filter(None, tree["cas"].values())):
+        for key in ("value", "low", "high"):
+            float(one[key])
+    float(tree["memorisation"]["share"]["value"])
 
 
 def _age(path: Path) -> float:

@@ -19,6 +19,7 @@ def page_of(run: Run) -> Page:
     page = Page(f"{run.name} – manege report")
     made = [
         sections.scores(run, page),
+        sections.verdict(run, page),
         sections.pictures(run, page),
         sections.nearest(run, page),
         sections.progress(run, page),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.synthetic_run import evaluation, grid_events, make_run, measured, per_class_events
+from tests.synthetic_run import evaluation, grid_events, make_run, measured, per_class_events, trial
 
 from manege.errors import CheckpointError, ConfigError
 from manege.pictures import grid, save_png
@@ -30,6 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "classes", per_class_events(CLASSES, 10), labels=CLASSES, method="per-class"
     )
     evaluation(run, labels=tuple(CLASSES))
+    trial(run, tuple(CLASSES))
     make_run(folder / "grid", grid_events(2, 2, 10), labels=CLASSES, method="cellular")
     return folder
 
@@ -86,7 +87,7 @@ def test_a_run_of_classes_has_everything_it_can_have(made):
     _checked(text)
     names = [section.name for section in page.sections]
     assert names == [
-        *("scores", "samples", "nearest", "curves", "stability", "table"),
+        *("scores", "verdict", "samples", "nearest", "curves", "stability", "table"),
         *("profile", "faults", "again"),
     ]
     assert {"class-scores", "training-scores", "losses", "score", "each"} <= set(page.figures)
@@ -155,7 +156,14 @@ def test_missing_and_broken_samples_are_no_failure(run):
 
 
 @pytest.mark.parametrize(
-    "name", ["status.json", "data.json", "environment.json", "evaluations/0123456789ab.json"]
+    "name",
+    [
+        "status.json",
+        "data.json",
+        "environment.json",
+        "evaluations/0123456789ab.json",
+        "verdict/0123456789ab/verdict-3-seeds.json",
+    ],
 )
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"\xff\xff", b'{"classes": 3, "scores": []}']
@@ -163,6 +171,43 @@ def test_missing_and_broken_samples_are_no_failure(run):
 def test_other_damaged_files_are_no_failure(run, name, content):
     (run / name).write_bytes(content)
     _checked(single.report(run).html())
+
+
+def test_the_verdict_stands_in_the_report_its_sentence_first(made):
+    text = single.report(made / "classes").html()
+    assert "Don&#x27;t: &lt;nothing&gt; gained." in text
+    assert "150 training pictures, 50 to 50 a class; 3 seeds, 300 steps each" in text
+    assert "1.4% of what it would add" in text
+    assert text.index('id="scores"') < text.index('id="verdict"') < text.index('id="samples"')
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda tree: tree.pop("sentence"),
+        lambda tree: tree["arms"]["a"].pop("mean_recall"),
+        lambda tree: tree["protocol"].pop("data"),
+        lambda tree: tree["comparison"]["recall"].update(a={"value": "much"}),
+        lambda tree: tree.update(memorisation=None),
+    ],
+)
+def test_a_verdict_that_lacks_something_is_left_out_and_noted(run, harm):
+    path = run / "verdict" / "0123456789ab" / "verdict-3-seeds.json"
+    tree = json.loads(path.read_text())
+    harm(tree)
+    path.write_text(json.dumps(tree))
+    text = single.report(run).html()
+    assert "verdict/0123456789ab/verdict-3-seeds.json is damaged and was left out" in text
+    assert 'id="verdict"' not in text
+
+
+def test_fid_is_a_headline(run):
+    path = run / "evaluations" / "0123456789ab.json"
+    tree = json.loads(path.read_text())
+    fid = {**tree["scores"][0], "name": "fid", "value": 5.27, "space": "inception-00000000"}
+    path.write_text(json.dumps({**tree, "scores": [fid, *tree["scores"][1:]]}))
+    text = single.report(run).html()
+    assert '<div class="name">FID</div><div class="value">5.27</div>' in text
 
 
 def test_a_damaged_configuration_is_noted(run):

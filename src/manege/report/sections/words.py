@@ -1,0 +1,38 @@
+"""What several sections say."""
+
+from __future__ import annotations
+
+from manege.report.history import Cell
+from manege.report.run import Run, mixture_metric
+
+
+def measure_name(run: Run) -> str:
+    """What cells are judged by, in words."""
+    return run.history.measure_name(mixture_metric(run.config))
+
+
+def titled(name: str) -> str:
+    """A score as a heading."""
+    return {"kid": "KID", "fd": "Fréchet distance"}.get(name, name[:1].upper() + name[1:])
+
+
+def ranked(run: Run) -> list[Cell]:
+    """Cells, the best first; in their own order where nobody judged them."""
+    history, measure = run.history, run.history.measure
+    cells = list(history.cells.values())
+    if measure == "generator":
+        return cells
+    if not history.on_grid:
+        return sorted(
+            cells, key=lambda cell: run.labels.index(cell.key) if cell.key in run.labels else 0
+        )
+    latest = {cell.key: history.latest(cell, measure) for cell in cells}
+    winner = history.mixture["cell"] if history.mixture else None
+    return sorted(
+        cells,
+        key=lambda cell: (
+            cell.key != winner,
+            latest[cell.key] is None,
+            latest[cell.key] or 0.0,
+        ),
+    )
