@@ -150,6 +150,16 @@ def test_more_seeds_use_those_that_are_there(judged: Path, tmp_path: Path) -> No
     assert sum(name.endswith("-seed-2.npz") for name in after) == 7
 
 
+def test_trainings_side_by_side_answer_what_they_answer_alone(judged: Path, tmp_path: Path) -> None:
+    shutil.copytree(judged / "tail", tmp_path / "tail")
+    shutil.rmtree(tmp_path / "tail" / "verdict")
+    done = run_here("verdict", "tail", *QUICK, "--workers", "1", cwd=tmp_path)
+    assert done.code == 0, done.err
+    shutil.rmtree(tmp_path / "tail" / "verdict")
+    more = run_here("verdict", "tail", *QUICK, "--workers", "3", cwd=tmp_path)
+    assert done.out == more.out == (judged / "out.txt").read_text()
+
+
 def test_a_stopped_verdict_goes_on_where_it_was(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path / "tail")
     process = subprocess.Popen(
@@ -268,6 +278,7 @@ def without_class(run: Path, label: str) -> None:
         ("verdict tail/model", ("tail/model", "config.yaml")),
         ("verdict tail --seeds 1", ("--seeds 1", "expected 2 to 100")),
         ("verdict tail --steps 0", ("--steps 0", "expected 1 to")),
+        ("verdict tail --workers 0", ("--workers 0", "expected a number from 1, or auto")),
         ("verdict tail --seed -1", ("--seed -1", "expected 0 or more")),
         ("verdict tail --sedes 3", ("--sedes", "manege verdict --help")),
         ("verdict tail --data nowhere", ("nowhere", "no dataset of that name")),

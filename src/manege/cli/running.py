@@ -126,7 +126,7 @@ def _on_processes(request: dict[str, Any], how: How, watcher: Careful, stop: Sto
     from manege.runtime.serving import Manner
 
     show = counter("feature network: seen")
-    manner = Manner(_count(how.workers), watcher, watcher.say, show, stop, watcher)
+    manner = Manner(worker_count(how.workers), watcher, watcher.say, show, stop, watcher)
     if _chosen(how.runtime) is Runtime.MPI:
         from manege.runtime import ranks
 
@@ -152,7 +152,8 @@ def _shown(how: How) -> Iterator[tuple[Careful, Stop]]:
         yield watcher, lambda: signals() or watcher.asked_to_stop()
 
 
-def _count(workers: str) -> int | None:
+def worker_count(workers: str) -> int | None:
+    """The number that --workers names; None for auto."""
     if workers == "auto":
         return None
     if not (workers.isascii() and workers.isdigit() and int(workers) > 0):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manege.cli import model
+from manege.cli import model, running
 from manege.cli.output import emit_json, say
 from manege.errors import ConfigError
 
@@ -42,6 +42,10 @@ def verdict(
         typer.Option("--gate", help="Train on synthetic pictures that pass the gate only."),
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the pictures drawn.")] = 0,
+    workers: Annotated[
+        str,
+        typer.Option(help="Trainings at the same time: a number, or auto (as many as cores)."),
+    ] = "auto",
     data_root: DataRoot = None,
     json_: Json = False,
 ) -> None:
@@ -53,11 +57,13 @@ def verdict(
     neither GAN nor gate nor choice saw. Ctrl-C stops; the same command goes on. The run keeps it
     all in verdict/.
     """
+    from manege import machine
     from manege.stopping import StopSignals
     from manege.verdict import Options, judge
     from manege.verdict.look import Look
 
-    options = Options(data, data_root, seeds, steps, gate, seed)
+    at_once = running.worker_count(workers) or machine.cores()
+    options = Options(data, data_root, seeds, steps, gate, seed, at_once)
     with StopSignals() as stop:
         found = judge(run, options, Look(_tell, _display(), stop, _counter()))
     if json_:

@@ -39,6 +39,8 @@ class Options:
     gate: bool = False
     seed: int = 0
     """Of the pictures drawn."""
+    workers: int = 1
+    """Trainings at the same time; their number changes no answer."""
 
     def check(self) -> None:
         """Nothing; ConfigError for what makes no sense whatever is tried."""

@@ -147,7 +147,6 @@ def train_looker(case: Case, work: Work) -> Looker:
         purpose="verdict gate",
     )
     what = "the classifier that looks at them"
-    work.begin()
     network = train(lesson, pool.rows(Arm.BOTH, 0), partial(work.each, what))
     work.finished(what, "trained")
     return Looker(network)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from manege.errors import EXIT_STOPPED, ManegeError
 from manege.progress import duration
+
+Job = TypeVar("Job")
+Found = TypeVar("Found")
 
 
 class Stopped(ManegeError):
@@ -41,7 +47,7 @@ class Look:
 
 @dataclass
 class Work:
-    """How much training there is, and how fast it goes."""
+    """How much training there is, and how fast it goes; trainings may go on side by side."""
 
     look: Look
     total: int
@@ -49,24 +55,55 @@ class Work:
     steps: int
     """Of each."""
     done: int = 0
-    spent_s: float = 0.0
-    """In trainings that are done."""
-    began: float = 0.0
-
-    def begin(self) -> None:
-        """A training begins."""
-        self.began = time.monotonic()
+    _began: float | None = None
+    _under_way: dict[str, int] = field(default_factory=dict)
+    """Steps of the trainings that have begun."""
+    _given_up: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def each(self, what: str, step: int) -> None:
-        """It has come to this step."""
-        done = self.done + step / self.steps
-        spent_s = self.spent_s + time.monotonic() - self.began
-        self.look.step(what, done / self.total, spent_s / done * (self.total - done))
+        """A training has come to this step."""
+        if self._given_up:
+            raise KeyboardInterrupt
+        with self._lock:
+            if self._began is None:
+                self._began = time.monotonic()
+            self._under_way[what] = step
+            self.look.step(" and ".join(self._under_way), self._part, self._left_s)
         self.look.check()
 
     def finished(self, what: str, told: str) -> None:
         """It is done."""
-        self.done += 1
-        self.spent_s += time.monotonic() - self.began
-        left = duration(self.spent_s / self.done * (self.total - self.done))
-        self.look.say(f"{what}: {told}; {self.done} of {self.total} trainings, {left} left")
+        with self._lock:
+            del self._under_way[what]
+            self.done += 1
+            left = duration(self._left_s)
+            self.look.say(f"{what}: {told}; {self.done} of {self.total} trainings, {left} left")
+
+    def side_by_side(
+        self, train: Callable[[Job], Found], jobs: Sequence[Job], workers: int
+    ) -> list[Found]:
+        """What comes of each job, so many at a time, begun in their order.
+
+        In threads: torch holds Python's lock only between its operations, and all see the same
+        pictures. The first job that fails ends the others at their next step.
+        """
+        with ThreadPoolExecutor(workers) as threads:
+            futures = [threads.submit(train, job) for job in jobs]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:
+                self._given_up = True
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+        return [future.result() for future in futures]
+
+    @property
+    def _part(self) -> float:
+        return (self.done + sum(self._under_way.values()) / self.steps) / self.total
+
+    @property
+    def _left_s(self) -> float:
+        spent_s = 0.0 if self._began is None else time.monotonic() - self._began
+        return spent_s * (1 / self._part - 1)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from manege import device
 from manege.metrics.classifier import examples
 from manege.metrics.copies import Bound
 from manege.verdict.arms import Arm, Pool, pool_of
@@ -97,11 +98,16 @@ def _tried(
     work.look.say("looking for copies")
     copies = _copies(case, options, bounds, drawn, looker, work.look)
     pool = pool_of(case.train, [drawn[label].pictures for label in case.labels])
-    answers: dict[Arm, list[Answers]] = {arm: [] for arm in arms}
     # Seed by seed: what a stop leaves behind is paired.
-    for seed in range(options.seeds):
-        for arm in arms:
-            answers[arm].append(_answers(case, shelf, pool, arm, seed, work))
+    jobs = [(arm, seed) for seed in range(options.seeds) for arm in arms]
+    # Here too, and not in each training alone: they set it for one another.
+    with device.threads(1):
+        found = work.side_by_side(
+            lambda job: _answers(case, shelf, pool, *job, work), jobs, options.workers
+        )
+    answers = {
+        arm: [one for (of, _), one in zip(jobs, found, strict=True) if of is arm] for arm in arms
+    }
     tree = {
         "format": FORMAT,
         "manege": __version__,
@@ -218,7 +224,6 @@ def _answers(case: Case, shelf: Shelf, pool: Pool, arm: Arm, seed: int, work: Wo
         steps=work.steps,
         seed=seed,
     )
-    work.begin()
     network = train(lesson, pool.rows(arm, seed), partial(work.each, what))
     parts = {"test": case.test, "calibration": case.calibration}
     found = {
