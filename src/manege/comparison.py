@@ -16,7 +16,7 @@ from manege import pictures
 from manege.errors import ConfigError
 from manege.evaluation import Evaluation, Options, evaluate
 from manege.metrics import Counting, Score
-from manege.report.history import Settled
+from manege.report.records import Settled
 from manege.report.run import differences, read_run, stability_rows
 from manege.rundir import RunDir
 from manege.sampler import open_model, run_config

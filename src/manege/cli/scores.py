@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from manege.comparison import Comparison
     from manege.evaluation import Evaluation
     from manege.metrics import Score
-    from manege.report.history import Settled
+    from manege.report.records import Settled
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Metrics = Annotated[

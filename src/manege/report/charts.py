@@ -1,4 +1,4 @@
-"""Figures of a run: curves with bands, small multiples, heat maps, bars, family trees, time lines.
+"""Figures of a run: curves with bands, small multiples, bars, family trees, time lines.
 
 Numbers in, a `Drawing` out; no file and no run directory is known here.
 """
@@ -24,18 +24,7 @@ from manege.report.drawing import SERIES, Drawing, text_width
 from manege.report.series import Quantiles
 
 WIDE, HALF, THIRD = 1000.0, 490.0, 320.0
-_TOP = 50.0
-_VIRIDIS = (
-    (68, 1, 84),
-    (71, 45, 123),
-    (59, 82, 139),
-    (44, 114, 142),
-    (33, 145, 140),
-    (40, 174, 128),
-    (94, 201, 98),
-    (173, 220, 48),
-    (253, 231, 37),
-)
+TOP = 50.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,8 @@ class Whisker:
     """What real pictures get."""
 
 
-def _head(drawing: Drawing, note: str) -> None:
+def head(drawing: Drawing, note: str) -> None:
+    """Title and note, above `TOP`."""
     drawing.text((2, 17), drawing.title, size=15, bold=True)
     drawing.text((2, 35), note, size=12, colour="muted")
 
@@ -90,12 +80,12 @@ def curves(
     """Medians over the rounds, with the middle half and the middle four fifths of the cells."""
     ends = ", ".join(f"{one.label} ends at {told(float(one.values.median[-1]))}" for one in shown)
     drawing = Drawing(width, height, title, f"{note} Curves over the rounds: {ends}.")
-    _head(drawing, note)
+    head(drawing, note)
     labels = max(text_width(one.label, 12) for one in shown) if len(shown) > 1 else 0.0
     left, right, bottom = 56.0, width - (labels + 16 if labels else 10), height - 26
     every = [float(v) for one in shown for v in one.values.levels_QR[[0, 4]].ravel()]
     every += [one.floor for one in shown if one.floor is not None]
-    y = scale_for(every, bottom, _TOP, log=log)
+    y = scale_for(every, bottom, TOP, log=log)
     last = max(float(one.values.rounds[-1]) for one in shown)
     x = rounds_scale(math.ceil(last), left, right)
     draw_y(drawing, y, left, right)
@@ -105,7 +95,7 @@ def curves(
     for one in shown:
         _middle(drawing, one, x, y, bare=len(shown) == 1)
     if len(shown) > 1:
-        _end_labels(drawing, shown, y, right + 8, _TOP, bottom)
+        _end_labels(drawing, shown, y, right + 8, TOP, bottom)
     return drawing
 
 
@@ -162,15 +152,15 @@ def multiples(
     wide = (WIDE - left - gap * (columns - 1)) / columns
     high = 96.0 if len(panels) > 12 else 120.0
     step = high + 40
-    height = _TOP + rows * step + 12
+    height = TOP + rows * step + 12
     drawing = Drawing(WIDE, height, title, _multiples_told(note, panels))
-    _head(drawing, note)
+    head(drawing, note)
     every = [v for one in panels for _, v in one.points]
     every += [v for one in panels for _, *both in one.interval for v in both]
     last = max(x for one in panels for x, _ in one.points)
     for number, one in enumerate(panels):
         row, column = divmod(number, columns)
-        top, start = _TOP + row * step + 20, left + column * (wide + gap)
+        top, start = TOP + row * step + 20, left + column * (wide + gap)
         y = scale_for(every, top + high - 16, top + 4, log=log)
         x = rounds_scale(math.ceil(last), start, start + wide)
         _panel(drawing, one, x, y, top)
@@ -214,166 +204,6 @@ def _panel(drawing: Drawing, one: Panel, x: Scale, y: Scale, top: float) -> None
     drawing.dot((x(best[0]), y(best[1])), 2.8, one.colour, told=f"lowest: {told(best[1])}")
 
 
-def heat(
-    title: str,
-    note: str,
-    shape: tuple[int, int],
-    values: Mapping[tuple[int, int], float],
-    *,
-    marked: tuple[int, int] | None = None,
-    width: float = HALF,
-    lower_is_better: bool = True,
-) -> Drawing:
-    """A grid's cells in their places, brighter where better; the marked one has a frame."""
-    rows, columns = shape
-    side, left, top = _cell_side(shape, width)
-    low, high = min(values.values()), max(values.values())
-    height = top + rows * side + 44
-    best = (min if lower_is_better else max)(values, key=lambda place: values[place])
-    words = (
-        f"{note} A grid of {rows} by {columns} cells from {told(low)} to {told(high)}; "
-        f"best is cell {best[0]}-{best[1]}."
-    )
-    drawing = Drawing(width, height, title, words)
-    _head(drawing, note)
-    for row, column in ((r, c) for r in range(rows) for c in range(columns)):
-        value = values.get((row, column))
-        place = (left + column * side, top + row * side)
-        _heat_cell(drawing, place, side, (row, column), value, (low, high), lower_is_better)
-    if marked is not None:
-        _frame(drawing, left + marked[1] * side, top + marked[0] * side, side)
-    _colour_bar(drawing, left, top + rows * side + 12, low, high, lower_is_better)
-    return drawing
-
-
-def _cell_side(shape: tuple[int, int], width: float) -> tuple[float, float, float]:
-    rows, columns = shape
-    side = min((width - 20) / columns, 330 / rows, 96.0)
-    return side, 2.0, _TOP
-
-
-def _heat_cell(
-    drawing: Drawing,
-    place: tuple[float, float],
-    side: float,
-    cell: tuple[int, int],
-    value: float | None,
-    ends: tuple[float, float],
-    lower_is_better: bool,  # noqa: FBT001
-) -> None:
-    gap = 2.0 if side > 14 else 0.5
-    words = f"cell {cell[0]}-{cell[1]}: {told(value)}"
-    if value is None:
-        drawing.box(*place, side - gap, side - gap, "soft", stroke="rule", told=words)
-        return
-    part = 0.5 if ends[1] == ends[0] else (value - ends[0]) / (ends[1] - ends[0])
-    colour = shade(1 - part if lower_is_better else part)
-    drawing.box(*place, side - gap, side - gap, colour, radius=3 if side > 20 else 0, told=words)
-    text = told(value)
-    if text_width(text, 12) < side - 8 and side > 24:
-        middle = (place[0] + (side - gap) / 2, place[1] + (side - gap) / 2 + 4)
-        drawing.text(middle, text, size=12, colour=_on(colour), anchor="middle", bold=True)
-        if side > 52:
-            name = f"{cell[0]}-{cell[1]}"
-            at = (place[0] + 6, place[1] + 14)
-            drawing.text(at, name, size=10, colour=_on(colour))
-
-
-def _frame(drawing: Drawing, left: float, top: float, side: float) -> None:
-    edge = side - (2.0 if side > 14 else 0.5)
-    corners = [(0.0, 0.0), (edge, 0.0), (edge, edge), (0.0, edge), (0.0, 0.0)]
-    drawing.line([(left + x, top + y) for x, y in corners], "ink", 3.0)
-
-
-def _colour_bar(
-    drawing: Drawing,
-    left: float,
-    top: float,
-    low: float,
-    high: float,
-    lower_is_better: bool,  # noqa: FBT001
-) -> None:
-    steps, wide = 24, 5.0
-    for step in range(steps):
-        part = step / (steps - 1)
-        colour = shade(1 - part if lower_is_better else part)
-        drawing.box(left + step * wide, top, wide + 0.5, 10, colour)
-    drawing.text((left, top + 24), told(low), size=TICK, colour="muted")
-    end = left + steps * wide
-    drawing.text((end, top + 24), told(high), size=TICK, colour="muted", anchor="end")
-    words = "lower is better" if lower_is_better else ""
-    drawing.text((end + 10, top + 10), words, size=TICK, colour="muted")
-
-
-def kinds(
-    title: str,
-    note: str,
-    shape: tuple[int, int],
-    values: Mapping[tuple[int, int], str],
-    *,
-    width: float = HALF,
-) -> Drawing:
-    """A grid's cells in their places, each in the colour and with the letter of its kind."""
-    rows, _ = shape
-    side, left, top = _cell_side(shape, width)
-    names = sorted(set(values.values()))
-    counts = {name: sum(value == name for value in values.values()) for name in names}
-    words = ", ".join(f"{name} in {counts[name]} cells" for name in names)
-    texts = [f"{name} ({counts[name]})" for name in names]
-    places = _legend(texts, left, top + rows * side + 22, width)
-    drawing = Drawing(width, places[-1][1] + 20, title, f"{note} {words}.")
-    _head(drawing, note)
-    for (row, column), name in values.items():
-        colour = SERIES[names.index(name) % len(SERIES)]
-        place, gap = (left + column * side, top + row * side), 2.0 if side > 14 else 0.5
-        drawing.box(
-            *place,
-            side - gap,
-            side - gap,
-            colour,
-            radius=3 if side > 20 else 0,
-            told=f"cell {row}-{column}: {name}",
-        )
-        if side > 16:
-            middle = (place[0] + (side - gap) / 2, place[1] + (side - gap) / 2 + 4)
-            drawing.text(
-                middle, name[:1].upper(), size=12, colour="paper", bold=True, anchor="middle"
-            )
-    for number, (name, (x, y)) in enumerate(zip(names, places, strict=True)):
-        drawing.box(x, y - 10, 12, 12, SERIES[number % len(SERIES)], radius=2)
-        drawing.text((x + 17, y), f"{name} ({counts[name]})", size=12)
-    return drawing
-
-
-def _legend(
-    texts: Sequence[str], left: float, top: float, width: float
-) -> list[tuple[float, float]]:
-    """Where the entries of a legend begin, in as many rows as they need."""
-    places, x, y = [], left, top
-    for text in texts:
-        wide = text_width(text, 12) + 34
-        if x > left and x + wide > width:
-            x, y = left, y + 20
-        places.append((x, y))
-        x += wide
-    return places
-
-
-def shade(part: float) -> str:
-    """From dark blue (0) to bright yellow (1); grey to those who see no colours, in that order."""
-    place = min(max(part, 0.0), 1.0) * (len(_VIRIDIS) - 1)
-    index = min(int(place), len(_VIRIDIS) - 2)
-    share = place - index
-    pairs = zip(_VIRIDIS[index], _VIRIDIS[index + 1], strict=True)
-    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
-
-
-def _on(colour: str) -> str:
-    """Black or white, whichever can be read on it."""
-    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
-    return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "#14181f"
-
-
 def bars(
     title: str,
     note: str,
@@ -384,15 +214,15 @@ def bars(
 ) -> Drawing:
     """A bar for each name, with words at its end."""
     high, gap = 20.0, 8.0
-    height = _TOP + len(rows) * (high + gap) + 6
+    height = TOP + len(rows) * (high + gap) + 6
     words = ", ".join(f"{name} {text}" for name, _, text in rows)
     drawing = Drawing(width, height, title, f"{note} {words}.")
-    _head(drawing, note)
+    head(drawing, note)
     left = max(text_width(name, 12) for name, _, _ in rows) + 12
     room = width - left - max(text_width(text, 12) for _, _, text in rows) - 12
     most = max((value for _, value, _ in rows), default=0.0) or 1.0
     for number, (name, value, text) in enumerate(rows):
-        top = _TOP + number * (high + gap)
+        top = TOP + number * (high + gap)
         colour = colours[number] if colours else "c0"
         drawing.text((left - 10, top + 14), name, size=12, anchor="end")
         long = max(1.0, room * max(0.0, value) / most)
@@ -404,24 +234,24 @@ def bars(
 def whiskers(title: str, note: str, rows: Sequence[Whisker], *, width: float = HALF) -> Drawing:
     """Numbers with their intervals, one below the other; a short line where real pictures are."""
     step = 26.0
-    height = _TOP + len(rows) * step + 30
+    height = TOP + len(rows) * step + 30
     words = "; ".join(
         f"{one.label} {told(one.value)} from {told(one.low)} to {told(one.high)}" for one in rows
     )
     drawing = Drawing(width, height, title, f"{note} {words}.")
-    _head(drawing, note)
+    head(drawing, note)
     left = min(width * 0.42, max(text_width(one.label, 12) for one in rows) + 20)
     room = max(text_width(told(one.value), 12) for one in rows) + 14
     ends = [v for one in rows for v in (one.value, one.low, one.high, one.floor) if v is not None]
-    bottom = _TOP + len(rows) * step
+    bottom = TOP + len(rows) * step
     x = scale_for(ends, left, width - room)
     ticks = x.ticks(4)
     for tick in ticks:
-        drawing.line([(x(tick), _TOP - 4), (x(tick), bottom)], "rule")
+        drawing.line([(x(tick), TOP - 4), (x(tick), bottom)], "rule")
         text = tick_text(tick, ticks)
         drawing.text((x(tick), bottom + 15), text, size=TICK, colour="muted", anchor="middle")
     for number, one in enumerate(rows):
-        y = _TOP + number * step + 11
+        y = TOP + number * step + 11
         drawing.text((left - 12, y + 4), _fit(one.label, left - 12), size=12, anchor="end")
         if one.low is not None and one.high is not None:
             drawing.line([(x(one.low), y), (x(one.high), y)], one.colour, 2.4)
@@ -451,11 +281,11 @@ def shares_over_time(
     width, height = HALF, 260.0
     ends = ", ".join(f"{name} {values[-1]:.0%}" for name, values in parts.items())
     drawing = Drawing(width, height, title, f"{note} At the end: {ends}.")
-    _head(drawing, note)
+    head(drawing, note)
     left = 44.0
     labels = [f"{name}  {values[-1]:.0%}" for name, values in parts.items()]
     right, bottom = width - max(text_width(text, 12) for text in labels) - 16, height - 26
-    x, y = rounds_scale(rounds[-1], left, right), Scale(0, 1, bottom, _TOP)
+    x, y = rounds_scale(rounds[-1], left, right), Scale(0, 1, bottom, TOP)
     base = [0.0] * len(rounds)
     middles: list[tuple[float, str, str]] = []
     for number, (label, values) in enumerate(zip(labels, parts.values(), strict=True)):
@@ -490,13 +320,13 @@ def tree(
 ) -> Drawing:
     """Who was born where and when, and the line that led to the winner, the newest first."""
     step = 30.0 if len(cells) <= 12 else max(4.0, 320 / len(cells))
-    height = _TOP + 14 + len(cells) * step + 30
+    height = TOP + 14 + len(cells) * step + 30
     words = " from ".join(f"{cell} in round {round_}" for cell, round_ in line[:20])
     drawing = Drawing(WIDE, height, title, f"{note} Born {words}.")
-    _head(drawing, note)
-    left, bottom = 56.0, _TOP + 14 + len(cells) * step
+    head(drawing, note)
+    left, bottom = 56.0, TOP + 14 + len(cells) * step
     x = Scale(0, max(1, last), left, WIDE - 20)
-    row = {cell: _TOP + 14 + (number + 0.5) * step for number, cell in enumerate(cells)}
+    row = {cell: TOP + 14 + (number + 0.5) * step for number, cell in enumerate(cells)}
     every = max(1, math.ceil(12 / step))
     for number, cell in enumerate(cells):
         if step >= 8:
@@ -533,20 +363,20 @@ def timeline(
 ) -> Drawing:
     """Rows of marks along the run's time; each row a kind, its colour, its seconds."""
     step, left = 26.0, max(text_width(name, 12) for name, _, _ in kinds_of) + 60
-    height = _TOP + len(kinds_of) * step + 28
+    height = TOP + len(kinds_of) * step + 28
     words = ", ".join(f"{name}: {len(times)}" for name, _, times in kinds_of)
     drawing = Drawing(WIDE, height, title, f"{note} {words}.")
-    _head(drawing, note)
+    head(drawing, note)
     unit, each = ("h", 3600.0) if end_s > 7200 else ("min", 60.0) if end_s > 180 else ("s", 1.0)
     x = Scale(0, max(end_s, 1.0) / each, left, WIDE - 16)
-    bottom = _TOP + len(kinds_of) * step
+    bottom = TOP + len(kinds_of) * step
     ticks = x.ticks(8)
     for tick in ticks:
-        drawing.line([(x(tick), _TOP), (x(tick), bottom)], "rule")
+        drawing.line([(x(tick), TOP), (x(tick), bottom)], "rule")
         text = f"{tick_text(tick, ticks)} {unit}"
         drawing.text((x(tick), bottom + 16), text, size=TICK, colour="muted", anchor="middle")
     for number, (name, colour, times) in enumerate(kinds_of):
-        y = _TOP + (number + 0.5) * step
+        y = TOP + (number + 0.5) * step
         drawing.text((left - 44, y + 4), name, size=12, anchor="end")
         drawing.text((left - 14, y + 4), f"{len(times)}", size=12, colour="muted", anchor="end")
         for t in times[:400]:

@@ -14,8 +14,9 @@ from manege.report import charts, sections, sheets
 from manege.report.axes import told
 from manege.report.charts import Curve, Whisker
 from manege.report.drawing import SERIES, escape
-from manege.report.history import INDEX_NOTES, Settled
+from manege.report.history import INDEX_NOTES
 from manege.report.page import Page, Section, code, paragraph, table
+from manege.report.records import Settled
 from manege.report.run import Run, differences, measured_by, read_run, stability_rows
 from manege.report.series import quantiles
 

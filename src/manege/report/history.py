@@ -6,13 +6,21 @@ Made by seeing events one after the other, so that a screen can follow a run tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from manege.profile import ROUTINES
+from manege.report.records import (
+    Cell,
+    Fault,
+    Round,
+    Scored,
+    Settled,
+    estimate_of,
+    number,
+    numbers,
+    offspring_of,
+)
 
 INDEX_NOTES = {
     "collapse": "0: covers what real pictures cover; 1: nothing of it",
@@ -33,121 +41,6 @@ MEASURES = {
     "spread": "spread of samples",
     "diversity": "diversity of the neighbourhood",
 }
-
-
-class Offspring(NamedTuple):
-    """What a grid's cell made of its generator or discriminator in a round."""
-
-    fitness: float | None
-    replaced: bool
-    parent: tuple[str, int] | None
-    """Where and when the parent was born."""
-    rate: float | None
-    objective: str | None
-    born: int | None
-    """The round in which the best of the cell's was, after this one."""
-
-
-class Round(NamedTuple):
-    """One line of a cell's history."""
-
-    round_: int
-    t: float
-    generator: float | None
-    """Mean losses."""
-    discriminator: float | None
-    spread: float | None
-    images_per_s: float | None
-    seconds: float
-    """Of all its phases."""
-    diversity: float | None = None
-    offspring: tuple[Offspring, Offspring] | None = None
-    """Generator and discriminator, on a grid."""
-    weights: dict[str, float] | None = None
-    mixture: float | None = None
-    """The score of the cell's mixture."""
-    indices: dict[str, float] | None = None
-
-
-class Settled(NamedTuple):
-    """An index over the last half of a run: mean, least and most over its cells."""
-
-    mean: float
-    low: float
-    high: float
-    worst: str
-    """The cell that has the most."""
-    cells: int
-
-
-class Estimate(NamedTuple):
-    """A number and its interval."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-class Scored(NamedTuple):
-    """What a generator was found to be worth."""
-
-    round_: int
-    t: float
-    scores: dict[str, Estimate]
-
-
-class Fault(NamedTuple):
-    """Something that went wrong, or that a run recovered by."""
-
-    t: float
-    kind: str
-    """rollback, trainer_died, cell_failed, warning, stopped or resumed."""
-    cell: str | None
-    round_: int | None
-    text: str
-
-
-@dataclass
-class Cell:
-    """All that is known of one."""
-
-    key: str
-    state: str = "waiting"
-    """waiting, running, finished, failed or stopped."""
-    rounds: dict[int, Round] = field(default_factory=dict)
-    scored: dict[int, Scored] = field(default_factory=dict)
-    best: dict[str, Any] | None = None
-    """As the last score's line told it."""
-    sheets: dict[int, str] = field(default_factory=dict)
-    """Files by rounds."""
-    spent_s: float | None = None
-    reason: str | None = None
-    """Why it failed, or what ended it."""
-    rolled_back: int = 0
-    """The round it last began again."""
-    last: int = 0
-    """Rounds done."""
-    offspring: int = 0
-    """Rounds in which its centre was replaced."""
-    forgotten: int = 0
-    """Rounds up to this one may no longer be remembered."""
-
-    def forget(self, keep: int) -> None:
-        """Remember so many rounds, scores and sheets, the last ones."""
-        while len(self.rounds) > keep:
-            oldest = next(iter(self.rounds))
-            del self.rounds[oldest]
-            self.forgotten = max(self.forgotten, oldest)
-        for known in (self.scored, self.sheets):
-            while len(known) > keep:
-                del known[next(iter(known))]
-
-    def ordered(self) -> list[Round]:
-        """Its rounds from the first on."""
-        found = list(self.rounds.values())
-        if any(a.round_ > b.round_ for a, b in pairwise(found)):
-            found.sort(key=lambda one: one.round_)
-        return found
 
 
 class History:
@@ -240,32 +133,32 @@ class History:
 
     def _see_round(self, t: float, event: Mapping[str, Any]) -> None:
         cell, round_ = self._cell(event), int(event["round"])
-        losses, phases = event["losses"], _numbers(event.get("phases_s") or {})
+        losses, phases = event["losses"], numbers(event.get("phases_s") or {})
         grid: Mapping[str, Any] = event.get("grid") or {}
         mixture: Mapping[str, Any] = grid.get("mixture") or {}
         pair = None
         if grid:
-            pair = (_offspring(grid["generator"]), _offspring(grid["discriminator"]))
+            pair = (offspring_of(grid["generator"]), offspring_of(grid["discriminator"]))
             cell.offspring += pair[0].replaced
         indices: Mapping[str, Any] = event.get("indices") or {}
         if indices.get("space") is not None:
             self.index_space = str(indices["space"])
-        if _number(indices.get("samples")) is not None:
+        if number(indices.get("samples")) is not None:
             self.index_samples.add(int(indices["samples"]))
         again = cell.rounds.get(round_)
         cell.rounds[round_] = Round(
             round_,
             t,
-            _number(losses.get("generator")),
-            _number(losses.get("discriminator")),
-            _number(event.get("spread")),
-            _number(event.get("images_per_s")),
+            number(losses.get("generator")),
+            number(losses.get("discriminator")),
+            number(event.get("spread")),
+            number(event.get("images_per_s")),
             phases.get("overall") or sum(phases.values()),
-            _number(grid.get("diversity")),
+            number(grid.get("diversity")),
             pair,
-            _numbers(mixture["weights"]) if mixture.get("weights") else None,
-            _number(mixture.get("score")),
-            _numbers(indices) if indices else None,
+            numbers(mixture["weights"]) if mixture.get("weights") else None,
+            number(mixture.get("score")),
+            numbers(indices) if indices else None,
         )
         if again is None:
             self.done += 1
@@ -278,12 +171,12 @@ class History:
     def _see_score(self, t: float, event: Mapping[str, Any]) -> None:
         cell, round_ = self._cell(event), int(event["round"])
         self.metric, self.space = str(event["metric"]), event.get("space")
-        scores = {str(name): _estimate(one) for name, one in event["scores"].items()}
+        scores = {str(name): estimate_of(one) for name, one in event["scores"].items()}
         cell.scored[round_] = Scored(
             round_, t, {name: one for name, one in scores.items() if one is not None}
         )
         best = event.get("best")
-        if best is not None and _number(best["value"]) is not None:
+        if best is not None and number(best["value"]) is not None:
             cell.best = dict(best)
 
     def _see_sheet(self, t: float, event: Mapping[str, Any]) -> None:
@@ -292,7 +185,7 @@ class History:
     def _see_commit(self, t: float, event: Mapping[str, Any]) -> None:
         self.commits += 1
         self.commit_bytes += int(event.get("bytes") or 0)
-        self.commit_s += _number(event.get("seconds")) or 0.0
+        self.commit_s += number(event.get("seconds")) or 0.0
         self.last_commit = (t, str(event["cell"]))
 
     def _see_rollback(self, t: float, event: Mapping[str, Any]) -> None:
@@ -312,7 +205,7 @@ class History:
     def _see_cell_finished(self, t: float, event: Mapping[str, Any]) -> None:
         cell = self._cell(event)
         cell.state, cell.reason = "finished", str(event["reason"])
-        cell.spent_s, cell.last = _number(event.get("spent_s")), int(event["round"])
+        cell.spent_s, cell.last = number(event.get("spent_s")), int(event["round"])
 
     def _see_cell_failed(self, t: float, event: Mapping[str, Any]) -> None:
         cell = self._cell(event)
@@ -324,8 +217,8 @@ class History:
         self.space = event.get("space")
         self.mixture = {
             "cell": str(event["cell"]),
-            "weights": _numbers(event["weights"]),
-            "scores": {str(cell): _estimate(one) for cell, one in event["scores"].items()},
+            "weights": numbers(event["weights"]),
+            "scores": {str(cell): estimate_of(one) for cell, one in event["scores"].items()},
         }
 
     def _see_model(self, t: float, event: Mapping[str, Any]) -> None:
@@ -505,35 +398,3 @@ def _measured(one: Round, measure: str) -> float | None:
             return one.generator
         case _:
             return (one.indices or {}).get(measure)
-
-
-def _number(value: Any) -> float | None:
-    if type(value) is float:  # As nearly always, in files of a hundred thousand lines.
-        return value if -math.inf < value < math.inf else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    found = {str(name): _number(value) for name, value in values.items()}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _estimate(one: Mapping[str, Any] | None) -> Estimate | None:
-    value = None if one is None else _number(one["value"])
-    if one is None or value is None:
-        return None
-    return Estimate(value, _number(one.get("low")), _number(one.get("high")))
-
-
-def _offspring(one: Mapping[str, Any]) -> Offspring:
-    parent = one.get("parent")
-    return Offspring(
-        _number(one.get("fitness")),
-        bool(one.get("replaced")),
-        None if parent is None else (str(parent["cell"]), int(parent["round"])),
-        _number(one.get("rate")),
-        one.get("objective"),
-        None if one.get("born") is None else int(one["born"]),
-    )

@@ -17,7 +17,8 @@ import yaml
 
 from manege.errors import ManegeError
 from manege.report.events import Tail
-from manege.report.history import INDICES, History, Settled
+from manege.report.history import INDICES, History
+from manege.report.records import Settled
 from manege.rundir import STATES, check_run, is_held
 
 LIVE = "live.json"

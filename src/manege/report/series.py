@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from manege.report.history import Cell, History
+from manege.report.history import History
+from manege.report.records import Cell
 
 MOST_POINTS = 240
 """Along a curve: more than there are pixels between two of them serve nobody."""

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from manege.progress import duration
-from manege.report.history import Cell, History, place_of
+from manege.report.history import History, place_of
+from manege.report.records import Cell
 from manege.view.scene import Scene
 
 Span = tuple[str, str]

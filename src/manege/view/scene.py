@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manege.report.history import Cell, History
+from manege.report.history import History
+from manege.report.records import Cell
 from manege.report.run import LIVE
 from manege.view.pace import Left
 

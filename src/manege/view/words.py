@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from manege.progress import duration
-from manege.report.history import Cell, History
+from manege.report.history import History
+from manege.report.records import Cell
 
 
 def important(event: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from tests.synthetic_run import grid_events, per_class_events, sheet
 
-from manege.report import charts, sheets
+from manege.report import charts, maps, sheets
 from manege.report.axes import Scale, nice, scale_for, tick_text, told, whole_ticks
 from manege.report.charts import Curve, Panel, Whisker
 from manege.report.drawing import Drawing
@@ -34,9 +34,9 @@ def _figures() -> list[Drawing]:
         charts.curves("Losses", "a note", [curve, other]),
         charts.curves("One", "a note", [curve], log=True),
         charts.multiples("Each", "a note", panels),
-        charts.heat("Fitness", "a note", (2, 3), places, marked=(1, 1)),
-        charts.heat("Half of it", "a note", (2, 3), {(0, 0): 1.0}),
-        charts.kinds("Loss", "a note", (2, 3), {place: "minimax" for place in places}),
+        maps.heat("Fitness", "a note", (2, 3), places, marked=(1, 1)),
+        maps.heat("Half of it", "a note", (2, 3), {(0, 0): 1.0}),
+        maps.kinds("Loss", "a note", (2, 3), {place: "minimax" for place in places}),
         charts.bars("Bars", "a note", [("a", 1.0, "one"), ("b", 0.0, "none")]),
         charts.whiskers("Whiskers", "a note", [Whisker("a", 1.0, 0.5, 2.0, floor=0.1)]),
         charts.shares_over_time("Shares", "a note", [1, 2], {"a": [0.2, 0.5], "b": [0.8, 0.5]}),

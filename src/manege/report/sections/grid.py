@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manege.report import charts, sheets
+from manege.report import charts, maps, sheets
 from manege.report.drawing import escape
 from manege.report.history import History, place_of
 from manege.report.page import Page, Section, paragraph
@@ -54,7 +54,7 @@ def torus(run: Run, page: Page) -> Section | None:
         }
         if values:
             marked = winner if field_ == "fitness" else None
-            drawing = charts.heat(
+            drawing = maps.heat(
                 title,
                 note,
                 shape,
@@ -66,7 +66,7 @@ def torus(run: Run, page: Page) -> Section | None:
             figures.append(page.figure(name, drawing))
     mixtures = {place: row.mixture for place, row in lasts.items() if row.mixture is not None}
     if mixtures:
-        drawing = charts.heat(
+        drawing = maps.heat(
             "Mixture score",
             f"{mixture_metric(run.config)} of each neighbourhood, after the last round",
             shape,
@@ -84,7 +84,7 @@ def torus(run: Run, page: Page) -> Section | None:
     if not used:
         kind = str((run.config.get("training") or {}).get("loss", "the same"))
         used = dict.fromkeys(lasts, kind)
-    drawing = charts.kinds(
+    drawing = maps.kinds(
         "Loss in use", "of the generator, in the last round", shape, used, width=width
     )
     figures.append(page.figure("losses-map", drawing))

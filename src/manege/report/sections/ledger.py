@@ -9,8 +9,8 @@ from manege.progress import duration
 from manege.report import charts
 from manege.report.axes import told
 from manege.report.drawing import escape
-from manege.report.history import Cell
 from manege.report.page import Page, Section, code, details, paragraph, table
+from manege.report.records import Cell
 from manege.report.run import Run
 from manege.report.sections.words import measure_name
 

@@ -9,8 +9,9 @@ import numpy as np
 from manege.report import sheets
 from manege.report.axes import told
 from manege.report.drawing import escape
-from manege.report.history import Cell, place_of
+from manege.report.history import place_of
 from manege.report.page import Page, Section, paragraph
+from manege.report.records import Cell
 from manege.report.run import Run
 from manege.report.sections.words import ranked
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manege.report.history import Cell
+from manege.report.records import Cell
 from manege.report.run import Run, mixture_metric
 
 
