@@ -52,7 +52,13 @@ def main() -> None:
         theirs = {name: features(arguments.folder / name, sets[name]) for name in chosen}
     if arguments.only:
         return
-    result = manege.evaluate(sets["train"], sets["test"], features="inception", metrics=("fd",))
+    result = manege.evaluate(
+        sets["train"],
+        sets["test"],
+        features="inception",
+        metrics=("fd",),
+        allow_few_samples=arguments.pictures < 10_000,
+    )
     ours, expected = result.score("fid").value, frechet(theirs["train"], theirs["test"])
     train, test = (f"{len(pictures):,}" for pictures in sets.values())
     print(f"CIFAR-10, {train} training against {test} test pictures")

@@ -180,6 +180,7 @@ def train(
     targets_N = torch.from_numpy(numbers(pictures, labels))
     seen = examples(len(pictures))
     steps = seen // _BATCH
+    device.keep_memory()
     with device.threads(1):
         for step, batch in enumerate(_batches(len(pictures), steps)):
             set_rate(optimiser, step, steps)

@@ -52,6 +52,7 @@ def train(lesson: Lesson, rows_N: np.ndarray, each: Callable[[int], None]) -> Fe
     network = bare(FeatureNetwork, lesson.pictures.shape[3], lesson.num_labels)
     initialise(network, stream(lesson.seed, cell="", purpose=f"{lesson.purpose} weights"))
     optimiser = optimiser_of(network)
+    device.keep_memory()
     with device.threads(1):
         for step, batch in enumerate(_batches(lesson, rows_N)):
             set_rate(optimiser, step, lesson.steps)
