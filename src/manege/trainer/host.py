@@ -6,24 +6,19 @@ and what it tells is listed in docs/decisions/0007-coordinator-and-hosts.md.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from manege import pictures, sampler
-from manege.cell import Centre, GridState
+from manege.cell import GridState
 from manege.config import RunConfig
-from manege.errors import CheckpointError
 from manege.failpoints import failpoint
 from manege.methods import Cellular, Method, Step
 from manege.rundir import RunDir
-from manege.runtime.slots import Slot, lengths_of
 from manege.trainer.cell_run import CellFailed, CellRun
+from manege.trainer.centres import Centres, Hosted
 
 
 class Tell:
@@ -69,42 +64,6 @@ class Bound(NamedTuple):
     """The name of the feature space it scores in."""
 
 
-@dataclass
-class _Hosted:
-    """A cell that lives here."""
-
-    run: CellRun
-    share_s: float | None
-    cells: int
-    until: int | None
-    watched: bool
-    frozen: bool
-    slot: Slot | None = None
-    steps: Iterator[Step] | None = None
-    """The round under way."""
-    steps_here: int = 0
-    began: float = 0.0
-    busy_s: float = 0.0
-    """That the round under way has taken, waiting not counted."""
-    over: bool = False
-    """Its time is up: it waits for its end."""
-    leaving: bool = False
-    """Another host will have it after its round."""
-
-    @property
-    def round_(self) -> int:
-        return self.run.state.round_
-
-
-@dataclass
-class _Elsewhere:
-    """A cell that another host has."""
-
-    slot: Slot | None = None
-    round_: int = -1
-    frozen: bool = False
-
-
 class Host:
     """Some cells, and the messages about them."""
 
@@ -143,10 +102,10 @@ class Host:
         self._every_s = tell_every_s
         self._told_at = -tell_every_s
         self._identity = self._config.identity()
-        self._here: dict[str, _Hosted] = {}
-        self._elsewhere: dict[str, _Elsewhere] = {}
+        self._here: dict[str, Hosted] = {}
+        self._centres = Centres(self._method, self._here)
         self._unadopted: set[str] = set()
-        self._active: _Hosted | None = None
+        self._active: Hosted | None = None
         self._idle_since: float | None = None
         self._paused_at: float | None = None
         self._wishes: list[str] = []
@@ -172,11 +131,11 @@ class Host:
             case "adopted":
                 self._unadopted.discard(cell)
             case "slot":
-                self._look_at(cell, files[0])
+                self._centres.look_at(cell, files[0])
             case "centre":
-                self._known(cell).round_ = int(message["round"])
+                self._centres.known(cell).round_ = int(message["round"])
             case "frozen":
-                self._known(cell).frozen = True
+                self._centres.known(cell).frozen = True
             case "combine":
                 self._combine(set(message["failed"]))
             case "noted":
@@ -204,7 +163,7 @@ class Host:
             self._commit_aside,
         )
         run.restore(self._tell.event)
-        hosted = _Hosted(
+        hosted = Hosted(
             run,
             share_s=message["share_s"],
             cells=int(message["cells"]),
@@ -213,15 +172,9 @@ class Host:
             frozen=bool(message["quiet"]),
         )
         self._here[cell] = hosted
-        self._elsewhere.pop(cell, None)
-        state, files = run.state, tuple[int, ...]()
-        if message["elsewhere"]:
-            assert isinstance(state, GridState)
-            centres = [one for one in (state.previous, state.centre) if one is not None]
-            hosted.slot = Slot.create(lengths_of(_arrays(state.centre)))
-            for centre in centres:
-                hosted.slot.write(centre.round_, _arrays(centre))
-            files = (hosted.slot.fileno(),)
+        self._centres.elsewhere.pop(cell, None)
+        state = run.state
+        files = (hosted.open_slot(),) if message["elsewhere"] else ()
         verified = self._rundir.verified(cell)
         self._tell(
             "opened",
@@ -235,20 +188,7 @@ class Host:
         if hosted.frozen and run.state.step == 0:
             run.commit_first()  # It failed before anything was saved, and others draw from it.
 
-    def _look_at(self, cell: str, file: int) -> None:
-        known = self._known(cell)
-        if known.slot is not None:
-            known.slot.close()  # A round that reads it may still do so.
-            known.slot = None
-        mine = next((one.run.state for one in self._here.values()), None)
-        if isinstance(mine, GridState):  # Else nobody is left here to look at it.
-            known.slot = Slot.attach(file, lengths_of(_arrays(mine.centre)))
-        os.close(file)
-
-    def _known(self, cell: str) -> _Elsewhere:
-        return self._elsewhere.setdefault(cell, _Elsewhere())
-
-    def _finish(self, hosted: _Hosted, reason: str) -> None:
+    def _finish(self, hosted: Hosted, reason: str) -> None:
         run = hosted.run
         try:
             run.judge_finally(self._tell.event)
@@ -262,7 +202,7 @@ class Host:
             "finished", cell=run.cell, round=run.state.round_, spent_s=run.spent_s, reason=reason
         )
 
-    def _release(self, hosted: _Hosted) -> None:
+    def _release(self, hosted: Hosted) -> None:
         """Give a cell away, at the end of its round."""
         run = hosted.run
         hosted.leaving = True
@@ -276,14 +216,14 @@ class Host:
         self._drop(hosted)
         self._tell("released", cell=run.cell, round=hosted.round_, spent_s=run.spent_s)
 
-    def _drop(self, hosted: _Hosted) -> None:
+    def _drop(self, hosted: Hosted) -> None:
         if self._active is hosted:
             self._active = None
         del self._here[hosted.run.cell]
         if hosted.slot is not None:
             hosted.slot.close()
 
-    def _fail(self, hosted: _Hosted, failure: CellFailed) -> None:
+    def _fail(self, hosted: Hosted, failure: CellFailed) -> None:
         run = hosted.run
         if hosted.cells > 1:
             # Its neighbours go on with its centre, which may never have been saved.
@@ -381,76 +321,19 @@ class Host:
         self.stepped_at = now
         return True
 
-    def _next(self) -> _Hosted | None:
+    def _next(self) -> Hosted | None:
         """Whoever is behind and can go on."""
         ready = [hosted for hosted in self._here.values() if self._is_ready(hosted)]
         return min(ready, key=lambda hosted: hosted.round_, default=None)
 
-    def _is_ready(self, hosted: _Hosted) -> bool:
+    def _is_ready(self, hosted: Hosted) -> bool:
         if hosted.frozen or hosted.over:
             return False
         if hosted.until is not None and hosted.round_ >= hosted.until:
             return False
-        neighbours = self._method.neighbours(hosted.run.cell, hosted.round_ + 1)
-        if not self._method.waits():
-            return all(self._has_shown(cell, 0) for cell in neighbours)
-        if hosted.round_ > 0:
-            # Those of the last round too: they may be reading the centre before the last, which
-            # the next one takes the place of; one that is taken up again may need it.
-            neighbours += self._method.neighbours(hosted.run.cell, hosted.round_)
-        return all(self._has_shown(cell, hosted.round_) for cell in neighbours)
+        return self._centres.are_there_for(hosted)
 
-    def _has_shown(self, cell: str, round_: int) -> bool:
-        """Whether a cell has shown its centre of a round, or will show no other."""
-        one = self._here.get(cell) or self._elsewhere.get(cell)
-        if one is None or (isinstance(one, _Elsewhere) and one.slot is None):
-            return False  # Its slot came when nobody was here, and comes again.
-        return one.frozen or one.round_ >= round_
-
-    def _inbox(self, hosted: _Hosted) -> dict[str, Centre]:
-        """The neighbours' centres of the round before; of a frozen one the last there is."""
-        round_ = hosted.round_
-        if not self._method.waits():
-            return self._newest(hosted)
-        inbox = {}
-        for cell in self._method.neighbours(hosted.run.cell, round_ + 1):
-            here = self._here.get(cell)
-            centre = here.run.state.published(round_) if here else self._shown(cell, round_)
-            if centre is None or centre.round_ > round_:
-                # Only when its newest commit was damaged, and the one before it was taken.
-                raise CheckpointError(
-                    f"cell {hosted.run.cell!r}: its last sound commit is of round {round_}, and "
-                    f"its neighbour {cell!r} has only those of later rounds left; restore "
-                    f"checkpoints/ from a copy of the run, or start a new one"
-                )
-            inbox[cell] = centre
-        return inbox
-
-    def _newest(self, hosted: _Hosted) -> dict[str, Centre]:
-        """The neighbours' newest centres; copies, for they may be written over at any time."""
-        inbox = {}
-        for cell in self._method.neighbours(hosted.run.cell, hosted.round_ + 1):
-            here = self._here.get(cell)
-            if here is not None:
-                inbox[cell] = here.run.state.published(here.round_)
-            else:
-                slot = self._elsewhere[cell].slot
-                assert slot is not None
-                round_, arrays = slot.read_newest()
-                inbox[cell] = Centre(round_, *arrays)
-        return inbox
-
-    def _shown(self, cell: str, round_: int) -> Centre | None:
-        """A centre that another host shows, in place; None when it is there no more."""
-        known = self._elsewhere[cell]
-        assert known.slot is not None
-        wanted = min(round_, known.round_) if known.frozen else round_
-        try:
-            return Centre(wanted, *known.slot.read(wanted))
-        except LookupError:
-            return None
-
-    def _step(self, hosted: _Hosted) -> None:
+    def _step(self, hosted: Hosted) -> None:
         run = hosted.run
         clock = time.process_time if self._config.budget_clock == "cpu" else time.monotonic
         before, began = clock(), time.monotonic()
@@ -482,22 +365,18 @@ class Host:
         elif hosted.over:
             self._tell("over", cell=run.cell, spent_s=run.spent_s)
 
-    def _begin_round(self, hosted: _Hosted) -> None:
+    def _begin_round(self, hosted: Hosted) -> None:
         hosted.began, hosted.steps_here, hosted.busy_s = time.monotonic(), 0, 0.0
         self._phases.seconds.clear()
         if self._idle_since is not None:
             self._phases.add("gather", hosted.began - self._idle_since)
             hosted.began, self._idle_since = self._idle_since, None
         with self._phases.timer("gather"):
-            inbox = self._inbox(hosted)
+            inbox = self._centres.inbox(hosted)
         hosted.steps = self._method.advance(hosted.run.cell, hosted.run.state, inbox)
 
-    def _show(self, hosted: _Hosted) -> None:
-        """Show a new centre; nobody reads the one it takes the place of: see `_is_ready`."""
-        if hosted.slot is not None:
-            state = hosted.run.state
-            assert isinstance(state, GridState)
-            hosted.slot.write(hosted.round_, _arrays(state.centre))
+    def _show(self, hosted: Hosted) -> None:
+        hosted.show_centre()
         self._tell(
             "round",
             cell=hosted.run.cell,
@@ -506,7 +385,7 @@ class Host:
             seconds=round(hosted.busy_s, 4),
         )
 
-    def _end_round(self, hosted: _Hosted, step: Step) -> None:
+    def _end_round(self, hosted: Hosted, step: Step) -> None:
         """Tell of a round that is done."""
         run, seconds = hosted.run, self._phases.seconds
         train_s = seconds.get("train", 0.0)
@@ -546,7 +425,7 @@ class Host:
             times = f", at {attempts} attempts" if attempts > 1 else ""
             raise CellFailed(f"{step.trouble} in round {step.round_}{times}")
 
-    def _tell_step(self, hosted: _Hosted, step: Step) -> None:
+    def _tell_step(self, hosted: Hosted, step: Step) -> None:
         now = time.monotonic()
         if now - self._told_at < self._every_s and not hosted.watched:
             return
@@ -631,7 +510,3 @@ class Host:
         self._write("samples/model.png", pictures.png_bytes(sheet, recipe, scale))
         self._tell.event("model", file="model/model.json", labels=list(model.labels))
         self._tell("combined")
-
-
-def _arrays(centre: Centre) -> list[np.ndarray]:
-    return list(centre.to_arrays().values())
