@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.tiny import shared_cache
+
+# Read before any test hides the variable.
+_REAL = os.environ.get("MANEGE_DATA")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder with the real datasets."""
+    if _REAL is None:
+        pytest.skip("MANEGE_DATA names no folder with real datasets")
+    return Path(_REAL)
 
 
 @pytest.fixture(autouse=True, scope="session")

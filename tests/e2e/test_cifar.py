@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tarfile
 from pathlib import Path
 
@@ -25,16 +24,7 @@ from .command import TINY
 from .conftest import Command
 from .material import write_class
 
-# Read before the fixture of the session hides it.
-_REAL = os.environ.get("MANEGE_DATA")
 NO_NETWORK = {"https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
-
-
-@pytest.fixture(scope="module")
-def real_data() -> Path:
-    if _REAL is None or not (Path(_REAL) / "cifar-10-batches-py").is_dir():
-        pytest.skip("MANEGE_DATA names no folder with CIFAR-10")
-    return Path(_REAL)
 
 
 def test_cifar10_is_looked_at(real_data: Path, manege: Command) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +19,6 @@ from .conftest import Command
 from .material import write_class, write_colour
 
 REAL = ("--data", "real", "--features", "inception")
-_REAL = os.environ.get("MANEGE_DATA")
-
-
-@pytest.fixture
-def real_data() -> Path:
-    """Read before any test hides the variable."""
-    if _REAL is None:
-        pytest.skip("MANEGE_DATA names no folder with CIFAR-10")
-    return Path(_REAL)
 
 
 @pytest.fixture

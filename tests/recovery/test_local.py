@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ GRID = (
     *("--set", "cellular.mixture.final_samples=400"),
 )
 METHODS = {"per-class": PER_CLASS, "grid": GRID}
+soak = partial(pytest.param, marks=pytest.mark.soak)
+"""What `make soak` tries besides."""
 BACK_AT_WORK_S = 5.0
 
 
@@ -155,7 +158,11 @@ def _back_at_work(path: Path) -> Iterator[float]:
 
 @pytest.mark.parametrize(
     ("method", "workers"),
-    [(method, workers) for method in METHODS for workers in (1, 2, 4)],
+    [
+        ("per-class", 4),
+        ("grid", 2),
+        *(soak(*one) for one in (("per-class", 1), ("per-class", 2), ("grid", 1), ("grid", 4))),
+    ],
     indirect=["method"],
 )
 def test_any_number_of_trainers_gives_the_same_bits(method, wanted, workers, tmp_path):
@@ -297,7 +304,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 @pytest.mark.parametrize(
     ("method", "numbers"),
     [
-        ("per-class", (KILL, STOPS[0], STOPS[1], KILL, STOPS[2], STOPS[0], STOPS[1])),
+        soak("per-class", (KILL, STOPS[0], STOPS[1], KILL, STOPS[2], STOPS[0], STOPS[1])),
         ("grid", (STOPS[2], KILL, STOPS[0], KILL, STOPS[1], STOPS[2])),
     ],
     indirect=["method"],
@@ -334,6 +341,7 @@ def test_a_command_that_is_killed_or_stopped_again_and_again_is_resumed(
     assert state_of(path) == wanted
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("method", ["grid"], indirect=True)
 def test_a_slow_trainers_cells_go_to_a_fast_one(method, wanted, tmp_path):
     path = tmp_path / "run"
@@ -371,9 +379,9 @@ def test_a_run_begun_in_one_process_goes_on_with_trainers(method, wanted, tmp_pa
     ("method", "point"),
     [
         ("per-class", "commit:written"),
-        ("per-class", "step"),
+        soak("per-class", "step"),
         ("grid", "commit:before"),
-        ("grid", "commit:written"),
+        soak("grid", "commit:written"),
     ],
     indirect=["method"],
 )
@@ -392,10 +400,10 @@ def test_a_trainer_killed_inside_a_commit_is_started_again(point, method, wanted
     [
         ("per-class", "commit:manifest-aside"),
         ("grid", "commit:renamed"),
-        ("grid", "commit:manifest-written"),
-        ("grid", "commit:manifest-aside"),
+        soak("grid", "commit:manifest-written"),
+        soak("grid", "commit:manifest-aside"),
         ("grid", "commit:done"),
-        ("grid", "commit:cleaned"),
+        soak("grid", "commit:cleaned"),
     ],
     indirect=["method"],
 )
@@ -411,6 +419,7 @@ def test_a_command_killed_inside_a_commit_is_resumed(point, method, wanted, tmp_
     assert state_of(path) == wanted
 
 
+@pytest.mark.parametrize("method", [soak("per-class"), "grid"], indirect=True)
 def test_a_killed_server_is_replaced(method, wanted, tmp_path):
     path = tmp_path / "run"
     running = Running("train", *METHODS[method], "--workers", 2, "--out", path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -163,10 +162,11 @@ def test_without_sbatch_nothing_is_sent(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_data_that_were_fetched_are_found_by_jobs_with_a_cache_of_their_own(tmp_path, monkeypatch):
-    mnist = Path(os.environ.get("MANEGE_DATA", "")) / "mnist"
-    if not mnist.is_dir():
-        pytest.skip("MANEGE_DATA names no folder with mnist")
+def test_data_that_were_fetched_are_found_by_jobs_with_a_cache_of_their_own(
+    real_data, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("MANEGE_DATA", str(real_data))
+    mnist = real_data / "mnist"
     train = ("--tmp", "1G", "train", "mnist", "--out", "run")
     text = _checked(_slurm(*train, cwd=tmp_path).out)
     assert "MANEGE_CACHE=" in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +16,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MANEGE_CACHE", str(folder))
     monkeypatch.delenv("MANEGE_DATA", raising=False)
     return folder
-
-
-@pytest.fixture(scope="session")
-def real_data() -> Path:
-    """The folder with the real datasets; read before any test hides the variable."""
-    if _REAL is None:
-        pytest.skip("MANEGE_DATA names no folder with real datasets")
-    return Path(_REAL)
-
-
-_REAL = os.environ.get("MANEGE_DATA")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ import pytest
 from manege.config import DataConfig
 from manege.data import Dataset, open_dataset
 from manege.metrics import Space, classifier_for
-
-_REAL = os.environ.get("MANEGE_DATA")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,14 +21,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of one test's own, to damage at will."""
     monkeypatch.setenv("MANEGE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-@pytest.fixture(scope="session")
-def real_data() -> Path:
-    """The folder with the real datasets; read before any test hides the variable."""
-    if _REAL is None:
-        pytest.skip("MANEGE_DATA names no folder with real datasets")
-    return Path(_REAL)
 
 
 @pytest.fixture(scope="module")
