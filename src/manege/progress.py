@@ -16,13 +16,16 @@ def counter(verb: str) -> Callable[[int, int], None]:
     terminal = sys.stderr.isatty()
     every = _COUNT_EVERY_S if terminal else _LINE_EVERY_S
     started = last = time.monotonic()
+    said = (0, 0)
 
     def show(done: int, total: int) -> None:
-        nonlocal last
+        nonlocal last, said
         now = time.monotonic()
         if now - last < every and not (done == total and last > started):
             return
-        last = now
+        if (done, total) == said:
+            return  # Whoever draws again what was left out has come no further.
+        last, said = now, (done, total)
         left = duration((now - started) / done * (total - done))
         text = f"{verb} {done:,} of {total:,} pictures, {left} left"
         sys.stderr.write(f"\r{text}  " if terminal else f"{text}\n")

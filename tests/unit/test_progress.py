@@ -67,3 +67,13 @@ def test_a_terminal_has_one_line_that_changes(clock, monkeypatch):
         "drawn 9 of 10 pictures, 0s left  ",
         "drawn 10 of 10 pictures, 0s left  \n",
     ]
+
+
+def test_the_end_is_said_once_however_often_it_is_told(clock, monkeypatch):
+    log = io.StringIO()
+    monkeypatch.setattr("sys.stderr", log)
+    show = progress.counter("drawn")
+    for _ in range(5):
+        clock.now += 40
+        show(10, 10)
+    assert log.getvalue().splitlines() == ["drawn 10 of 10 pictures, 0s left"]
