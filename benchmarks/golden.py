@@ -2,8 +2,8 @@
 
 `python benchmarks/golden.py FOLDER [--pictures 10000] [--threads 2] [--data-root DIR]`: so many
 training pictures against so many test pictures. The TorchScript's features are kept in FOLDER 250
-pictures at a time, ours in manege's cache: whoever is stopped goes on. About an hour and a half of
-CPU for each of the two networks at 10,000; `--only train` or `--only test` computes the
+pictures at a time, ours in manege's cache: whoever is stopped goes on. About two
+CPU hours for both networks at 10,000; `--only train` or `--only test` computes the
 TorchScript's features of one part and ends, so that two processes may share the work.
 """
 
