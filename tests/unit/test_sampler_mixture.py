@@ -212,6 +212,11 @@ def test_the_first_pictures_do_not_depend_on_how_many_follow(mixing: str, mixtur
         assert few.indices == many.indices[:count]
         some = mixture.pictures_of("cat", count, seed=3, mixing=mixing)
         np.testing.assert_array_equal(some, cats[:count])
+        told: list[int] = []
+        rest = mixture.pictures_of("cat", 140, 3, "cpu", told.append, mixing, start=count)
+        np.testing.assert_array_equal(rest, cats[count:])
+        assert told == sorted(told)
+        assert count < told[0] <= told[-1] == 140
 
 
 @pytest.mark.parametrize("mixing", BOTH)

@@ -198,43 +198,47 @@ class Model:
         device_name: str = "cpu",
         progress: Callable[[int], None] | None = None,
         mixing: str = Mixing.EXACT,
+        start: int = 0,
     ) -> np.ndarray:
-        """Pictures 0 … count-1 of one label; `progress` is called with how many are there."""
+        """Pictures start … count-1 of one label; `progress` is told how far it has come."""
         components, on = self.components_of(label), device.resolve(device_name)
         owner_N = _owners(components, count, seed, _known_mixing(mixing))
         size, channels = self.shape.size, self.shape.channels
-        pictures_NSSC = np.empty((count, size, size, channels), np.uint8)
-        done = 0
+        pictures_NSSC = np.empty((count - start, size, size, channels), np.uint8)
+        done = start
         for place, component in enumerate(components):
-            number = int((owner_N == place).sum())
-            if number == 0:
+            wanted_N = owner_N[start:] == place
+            if not wanted_N.any():
                 continue  # Its file is not even read.
+            before = int((owner_N[:start] == place).sum())
+            own = range(before, before + int(wanted_N.sum()))
             tell = None if progress is None else _from(progress, done)
-            pictures_NSSC[owner_N == place] = self._drawn_by(component, number, seed, on, tell)
-            done += number
+            pictures_NSSC[wanted_N] = self._drawn_by(component, own, seed, on, tell)
+            done += len(own)
         return pictures_NSSC
 
     def _drawn_by(
         self,
         component: Component,
-        count: int,
+        numbers: range,
         seed: int,
         on: torch.device,
         progress: Callable[[int], None] | None,
     ) -> np.ndarray:
-        """Pictures 0 … count-1 of one generator."""
+        """The pictures with these numbers of one generator."""
         generator = self.generator(component, on)
         purpose = "sample" if component.cell is None else f"sample {component.cell}"
         chunks = []
+        first, last = numbers.start // CHUNK, -(-numbers.stop // CHUNK)
         # One thread: two would change a convolution's bits.
         with device.threads(1):
-            for chunk in range(-(-count // CHUNK)):
+            for chunk in range(first, last):
                 rng = stream(seed, cell=component.label, purpose=purpose, step=chunk)
                 z_BZ = rng.standard_normal((CHUNK, generator.latent), dtype=np.float32)
                 chunks.append(generate(generator, z_BZ))
                 if progress is not None:
-                    progress(min(count, (chunk + 1) * CHUNK))
-        return np.concatenate(chunks)[:count]
+                    progress(min(numbers.stop, (chunk + 1) * CHUNK) - numbers.start)
+        return np.concatenate(chunks)[numbers.start - first * CHUNK :][: len(numbers)]
 
     def generator(self, component: Component, on: torch.device) -> Generator:
         """A component's generator, ready to draw."""

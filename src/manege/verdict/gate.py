@@ -208,13 +208,16 @@ def _draw_label(
     tell: Callable[[int], None] | None,
 ) -> Drawn:
     tried, most = count, max(_MOST_TRIES * count, _TELLING)
+    pictures = model.pictures_of(label, tried, seed, progress=tell)
+    reasons = _reasons(sieve, label, pictures)
     while True:
-        pictures = model.pictures_of(label, tried, seed, progress=tell)
-        reasons = _reasons(sieve, label, pictures)
         have = int((reasons == "").sum())
         if have >= count or _is_hopeless(have, count, tried, most):
             return _first(pictures, np.arange(tried), reasons, count)
-        tried = min(2 * tried, most)
+        before, tried = tried, min(2 * tried, most)
+        more = model.pictures_of(label, tried, seed, progress=tell, start=before)
+        pictures = np.concatenate([pictures, more])
+        reasons = np.concatenate([reasons, _reasons(sieve, label, more)])
 
 
 def _draw_unlabelled(
@@ -225,17 +228,23 @@ def _draw_unlabelled(
     sieve: Sieve | None,
     progress: Progress | None,
 ) -> dict[str, Drawn]:
-    tried = len(wanted) * max(wanted.values())
+    tried, labels = len(wanted) * max(wanted.values()), tuple(wanted)
     most = max(_MOST_TRIES * tried, _TELLING)
+    pictures, shown, reasons = model.pictures_of(ALL, 0), np.empty(0, int), np.empty(0, object)
     while True:
         tell = None if progress is None else _shifted(progress, 0, tried, tried)
-        pictures = model.pictures_of(ALL, tried, seed, progress=tell)
-        shown = looker.shares(pictures).argmax(1)
+        more = model.pictures_of(ALL, tried, seed, progress=tell, start=len(pictures))
+        shows = looker.shares(more).argmax(1)
+        why = np.empty(len(more), object)
+        for number, label in enumerate(labels):
+            why[shows == number] = _reasons(sieve, label, more[shows == number])
+        pictures, shown, reasons = (
+            np.concatenate(both) for both in ((pictures, more), (shown, shows), (reasons, why))
+        )
         found: dict[str, Drawn] = {}
         for number, (label, count) in enumerate(wanted.items()):
             rows = np.flatnonzero(shown == number)
-            reasons = _reasons(sieve, label, pictures[rows])
-            found[label] = _first(pictures[rows], rows, reasons, count)
+            found[label] = _first(pictures[rows], rows, reasons[rows], count)
         short = {
             label: have
             for label, one in found.items()

@@ -21,7 +21,7 @@ from manege.verdict.copying import Copies, copies_of
 from manege.verdict.figure import figure_of
 from manege.verdict.findings import MOST_LOOKED_AT, counts_of, findings_of, reversed_of, targets_of
 from manege.verdict.gate import Drawn, Gate, Looker, bounds_of, draw, gate_of, train_looker
-from manege.verdict.judging import Outcome
+from manege.verdict.judging import Outcome, balanced_sentence
 from manege.verdict.kept import Answers, Shelf, key_of, result_name
 from manege.verdict.look import Look, Stopped, Work
 from manege.verdict.training import BATCH, RECIPE, Lesson, probabilities, train
@@ -63,7 +63,8 @@ def judge(run: Path, options: Options | None = None, look: Look | None = None) -
         return _verdict(shelf, known, options.seeds)
     arms = (Arm.REAL, Arm.SYNTHETIC) if case.even else tuple(Arm)
     if case.even:
-        look.say("balanced data: only arms a and f are trained")
+        look.say(balanced_sentence(min(case.counts), case.largest))
+        look.say("only arms a and f are trained, for the classification accuracy score")
     known_looker = shelf.network(case.model.shape.channels, len(case.labels))
     needs_looker = (options.gate or case.model.unlabelled) and known_looker is None
     todo = sum(

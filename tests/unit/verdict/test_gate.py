@@ -131,7 +131,15 @@ def test_the_first_that_pass_are_kept_and_the_others_counted(case: Case) -> None
         ]  # fmt: skip
         return np.array(kinds, dtype=object)
 
-    found = draw(case.model, {"0": 30}, 5, sieve=sieve)["0"]
+    seen: list[bytes] = []
+
+    def counting(label: str, pictures: np.ndarray) -> np.ndarray:
+        seen.extend(one.tobytes() for one in pictures)
+        return sieve(label, pictures)
+
+    found = draw(case.model, {"0": 30}, 5, sieve=counting)["0"]
+    # No picture is drawn or looked at twice.
+    assert seen == [one.tobytes() for one in every]
     assert found.indices.tolist() == [2, *range(4, 33)]
     assert (found.pictures == every[found.indices]).all()
     assert found.record() == {
