@@ -13,7 +13,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from manege.runtime.blame import DEATHS_AT_ONE_STEP, count_death, guilty
+from manege.runtime.board import Board
 from manege.runtime.ledger import Cell, Group, Host
+from manege.runtime.lengths import share_s, was_frozen, was_settled
 from manege.runtime.orders import (
     Close,
     Desk,
@@ -27,29 +30,15 @@ from manege.runtime.orders import (
     Task,
     Watcher,
 )
+from manege.runtime.patience import bound_s, still_since
 from manege.runtime.placing import better_place
 
-DEATHS_AT_ONE_STEP = 3
-"""Of its trainer, in a row: the step itself must be the cause."""
-DEATHS_WITHOUT_COMMIT = 10
 STOP_S = 5.0
 """Time to commit when the run is to stop."""
-SILENCE_S = 5.0
-"""A trainer that has not been heard of for so long may be hung."""
-STARTING_S = 30.0
-"""Time for a trainer's first sign of life."""
-OPENING_S = 120.0
-"""Time for a trainer's first step: it may have to read all its pictures."""
-PATIENCE = 5.0
-"""How many of the longest steps seen a step may take."""
 LOOK_S = 0.1
 """How often to look for hung trainers: a tick may come with every message."""
-COMBINE_S = 10.0
-"""Time to read a cell and judge its mixture at the end, besides that of an opening."""
 PLACE_S = 2.0
 """How often to look whether cells would be better off elsewhere."""
-STATUS_S = 1e-3
-"""How often to write the status, for each cell in it."""
 
 
 class Coordinator:
@@ -94,9 +83,7 @@ class Coordinator:
         self._started = 0
         self._orders: list[Order] = []
         self._now = self._began_at = self._looked_at = self._placed_at = 0.0
-        self._status_due: float | None = None
-        """When the status is to be written, if it has changed."""
-        self._status_at = 0.0
+        self._board = Board(desk, self._cells)
         self._stop: tuple[str, float] | None = None
         self._combine_deaths = 0
         self.paused = False
@@ -113,7 +100,7 @@ class Coordinator:
         unsettled = []
         for group in self._groups:
             cells = [self._cells[key] for key in group.keys]
-            if all(self._was_settled(cell) for cell in cells):
+            if all(was_settled(cell, self._task) for cell in cells):
                 for cell in cells:
                     cell.turn(str(cell.entry["state"]))
             else:
@@ -169,12 +156,12 @@ class Coordinator:
             self._end_if_done()
             return self._take_orders()
         self._emit("trainer_died", trainer=number, how=how, cells=[cell.key for cell in lost])
-        guilty = self._guilty(host, lost)
+        blamed = guilty(host, self._cells)
         for cell in lost:
             self._let_go(cell)
             if not cell.frozen:
                 cell.turn("waiting")
-        suspects = [guilty] if guilty else [cell for cell in lost if not cell.frozen]
+        suspects = [blamed] if blamed else [cell for cell in lost if not cell.frozen]
         if suspects:
             self._count_death(suspects, host.words or how)
         if host.combines:
@@ -207,7 +194,7 @@ class Coordinator:
                         self._leave(cell, "stopped")
                 self._end_if_done()
             return self._take_orders()
-        hung = [host for host in self._hosts.values() if now - host.heard_at > self._bound(host)]
+        hung = [host for host in self._hosts.values() if now - host.heard_at > self._bound_s(host)]
         orders: list[Order] = []
         for host in hung:
             silence = now - host.heard_at
@@ -369,9 +356,9 @@ class Coordinator:
             host.broke_over = str(message["cell"])
             place = (int(message["round"]), int(message["step"]))
             self._cells[host.broke_over].place = place
-        guilty = self._guilty(host, [self._cells[key] for key in host.cells])
-        if guilty is not None:
-            self._desk.log(guilty.key, str(message["traceback"]))
+        blamed = guilty(host, self._cells)
+        if blamed is not None:
+            self._desk.log(blamed.key, str(message["traceback"]))
 
     def _hear_mixture(self, host: Host, message: Mapping[str, Any]) -> None:
         self._desk.write_status(mixture=message["told"])
@@ -388,10 +375,8 @@ class Coordinator:
             host.working = str(message["working"])
         elif not opens and not host.combines:
             host.moved_at = self._now
-        # A step seems as old as the wait before it; opening and combining are none.
-        began_at = 0.0 if opens or host.combines else self._now - float(message["age_s"])
-        since = max(began_at, host.moved_at)
-        if self._now - since > self._bound(host):
+        since = still_since(host, self._now, float(message["age_s"]), opens=opens)
+        if self._now - since > self._bound_s(host):
             # It beats, but does not get on: counts as silence.
             host.heard_at = since
 
@@ -442,16 +427,17 @@ class Coordinator:
             self._send(self._hosts[cell.host], "release", cell=cell.key)
 
     def _host_cell(self, cell: Cell, host: Host) -> None:
-        quiet = cell.frozen or self._was_frozen(cell)
+        quiet = cell.frozen or was_frozen(cell)
         if quiet and not cell.frozen:
             cell.turn("failed")
         cell.host, cell.round_s = host.number, None
         host.cells[cell.key] = None
         host.moved_at, host.stepped = self._now, False
         if cell.share_s is None and self._task.budget_s is not None:
-            share_s = self._budget_share(cell.group, self._task.budget_s)
+            hosts = min(self._wanted, len(self._cells)) if self._task.wall else 1
+            share = share_s(cell.group, self._cells.values(), self._task.budget_s * hosts)
             for key in cell.group.keys:
-                self._cells[key].share_s = share_s
+                self._cells[key].share_s = share
         if not quiet:
             cell.turn("opening")
         cell.place = None
@@ -532,8 +518,8 @@ class Coordinator:
                     self._send(self._hosts[cell.host], "until", cell=cell.key, round=behind + 1)
 
     def _is_over(self, group: Group) -> bool:
-        share_s = self._cells[group.keys[0]].share_s
-        return share_s is not None and group.spent_s >= share_s
+        share = self._cells[group.keys[0]].share_s
+        return share is not None and group.spent_s >= share
 
     def _finish_all(self, group: Group, reason: str) -> None:
         for cell in self._going(group):
@@ -558,7 +544,7 @@ class Coordinator:
         cell.deaths.clear()
         self._note(cell, "failed", reason=reason)
         # At once: its neighbours go on as if it had not been for them.
-        self._write_cells()
+        self._board.write(self._now)
         if not cell.group.many:
             self._let_go(cell)
         elif cell.slot:
@@ -569,29 +555,12 @@ class Coordinator:
         self._feed()
         self._end_if_done()
 
-    def _guilty(self, host: Host, lost: Sequence[Cell]) -> Cell | None:
-        """The cell over which a trainer died; None when that cannot be known."""
-        if host.broke_over in host.cells:
-            return self._cells[host.broke_over]
-        working = self._cells[host.working] if host.working in host.cells else None
-        if working is not None and working.state in ("running", "leaving"):
-            return working
-        # Cells are opened, and finished, in the order in which they were given.
-        at_it = [cell for cell in lost if cell.place is None or cell.state == "finishing"]
-        going = [cell for cell in lost if not cell.frozen]
-        return at_it[0] if at_it else going[0] if len(going) == 1 else None
-
     def _count_death(self, suspects: Sequence[Cell], words: str) -> None:
-        """Count a trainer's death against the cell it died over, or all that it may have been."""
-        for cell in suspects:
-            cell.deaths.append(cell.place if len(suspects) == 1 else None)
-        # Of several, the one that is behind is trained first.
-        cell = min(suspects, key=lambda cell: cell.round_)
-        times, last = len(cell.deaths), cell.deaths[-DEATHS_AT_ONE_STEP:]
-        # The first may have been seen late: steps are told one by one only after a death.
-        stuck = len(last) == DEATHS_AT_ONE_STEP and len(set(last[1:])) == 1 and last[-1] is not None
-        if not stuck and times < DEATHS_WITHOUT_COMMIT:
+        """Count a trainer's death, and give up the cell that must be its cause."""
+        cell = count_death(suspects)
+        if cell is None:
             return
+        times = len(cell.deaths)
         if cell.frozen:
             raise Refused(3, f"{cell.key}: nobody can take it up, {times} trainers died: {words}")
         self._fail(cell, f"its trainer died {times} times in round {cell.round_ + 1}: {words}")
@@ -665,70 +634,19 @@ class Coordinator:
             self._let_go(cell)
         for host in self._hosts.values():
             self._send(host, "quit")
-        self._status_due = None
-        self._desk.write_status(state=state, cells=self._entries())
+        self._board.write(self._now, state=state)
 
-    def _budget_share(self, group: Group, budget_s: float) -> float:
-        """Seconds these cells may train in all: an even share of what the others leave."""
-        total = budget_s * (min(self._wanted, len(self._cells)) if self._task.wall else 1)
-        members = set(group.keys)
-        others = [cell for cell in self._cells.values() if cell.key not in members]
-        ended = [cell for cell in others if cell.settled]
-        reserved = [cell for cell in others if not cell.settled and cell.share_s is not None]
-        spent = sum(cell.spent_s for cell in ended)
-        spent += sum((cell.share_s or 0.0) / len(cell.group.keys) for cell in reserved)
-        waiting = len(others) - len(ended) - len(reserved)
-        return max(0.0, total - spent) * len(members) / (len(members) + waiting)
-
-    def _is_done(self, cell: Cell) -> bool:
-        """Whether a cell's entry in the status satisfies this run's length."""
-        entry, task = cell.entry, self._task
-        if entry.get("state") != "finished":
-            return False
-        return (task.rounds is not None and entry["round"] >= task.rounds) or (
-            task.budget_s is not None and (entry.get("budget_s") or 0) >= task.budget_s
-        )
-
-    def _was_frozen(self, cell: Cell) -> bool:
-        """Whether the cell failed and its neighbours have gone on without it."""
-        return cell.group.many and cell.entry.get("state") == "failed"
-
-    def _was_settled(self, cell: Cell) -> bool:
-        return self._is_done(cell) or self._was_frozen(cell)
-
-    def _bound(self, host: Host) -> float:
-        """How long a host may be silent."""
-        if not host.heard:
-            return STARTING_S
-        if host.combines:
-            return OPENING_S + COMBINE_S * len(self._cells)
-        if not host.stepped:
-            return OPENING_S
-        return max(SILENCE_S, PATIENCE * host.longest_s)
+    def _bound_s(self, host: Host) -> float:
+        return bound_s(host, len(self._cells))
 
     def _longest_step(self) -> float:
         return max((host.longest_s for host in self._hosts.values()), default=0.0)
 
     def _note(self, cell: Cell, state: str, **more: Any) -> None:
-        cell.entry = {
-            "state": state,
-            "round": cell.round_,
-            "spent_s": round(cell.spent_s, 3),
-            "budget_s": self._task.budget_s,
-            **more,
-        }
-        if self._status_due is None:
-            self._status_due = self._status_at + STATUS_S * len(self._cells)
-
-    def _write_cells(self) -> None:
-        self._status_due, self._status_at = None, self._now
-        self._desk.write_status(cells=self._entries())
+        self._board.note(cell, state, self._task.budget_s, **more)
 
     def _note_progress(self, cell: Cell, message: Mapping[str, Any]) -> None:
         cell.come_to(int(message["round"]), float(message["spent_s"]))
-
-    def _entries(self) -> dict[str, Any]:
-        return {key: cell.entry for key, cell in self._cells.items() if cell.entry}
 
     def _send(self, host: Host, kind: str, files: Iterable[int] = (), **fields: Any) -> None:
         self._orders.append(Send(host.number, {"is": kind, **fields}, tuple(files)))
@@ -737,7 +655,6 @@ class Coordinator:
         self._watcher.event(self._desk.append(event, **fields))
 
     def _take_orders(self) -> list[Order]:
-        if self._status_due is not None and self._now >= self._status_due:
-            self._write_cells()
+        self._board.write_if_due(self._now)
         taken, self._orders = self._orders, []
         return taken

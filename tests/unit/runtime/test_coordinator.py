@@ -17,15 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from manege.runtime.coordinator import (
-    COMBINE_S,
-    DEATHS_AT_ONE_STEP,
-    DEATHS_WITHOUT_COMMIT,
-    OPENING_S,
-    SILENCE_S,
-    STARTING_S,
-    Coordinator,
-)
+from manege.runtime.blame import DEATHS_AT_ONE_STEP, DEATHS_WITHOUT_COMMIT
+from manege.runtime.coordinator import Coordinator
 from manege.runtime.orders import (
     Close,
     Kill,
@@ -37,6 +30,7 @@ from manege.runtime.orders import (
     Start,
     Task,
 )
+from manege.runtime.patience import COMBINE_S, OPENING_S, SILENCE_S, STARTING_S
 from manege.topology import NINE, Schedule, Topology, isolated, ring, torus
 
 BEAT_S = 2.0
