@@ -57,7 +57,10 @@ class Trail:
 
     def before(self, gauge: Gauge) -> list[np.ndarray]:
         """The moments that a gauge can compare with, the last first."""
-        return self.moments[::-1] if self.gauge == gauge.name else []
+        if self.gauge != gauge.name:
+            return []
+        # A run may be resumed with a smaller window than its commit was made with.
+        return self.moments[::-1][: gauge.window]
 
     def add(self, gauge: Gauge, moments: np.ndarray) -> None:
         """Remember a round, and forget those that the gauge will not ask for."""

@@ -14,7 +14,6 @@ from scipy.stats import norm
 from manege.cell import Trail, spread_of
 from manege.config import ALL, DataConfig, Stability
 from manege.data import TOYS, Dataset, Split, open_dataset, set_of
-from manege.data.cache import Entry
 from manege.metrics import StabilityGauge, points_space, random_space
 from manege.metrics.distributions import toy_scores
 from manege.metrics.frechet import Moments, frechet_distance, frechet_distances, moments
@@ -299,9 +298,6 @@ class Bare(Dataset):
         names = super().names(label, split)
         return names[:7] if split is Split.HELD_OUT else names
 
-    def entry(self, label: str, split: Split) -> Entry:
-        return super().entry(label, split)
-
 
 def test_with_too_few_pictures_held_out_there_is_cycling_alone(ring):
     gauge = StabilityGauge(Stability(), points_space(), Bare(ring), {"0": ("0",)})
@@ -354,6 +350,8 @@ def test_a_trail_keeps_the_last_rounds_of_one_gauge(ring):
     assert [one.tolist() for one in again.before(gauge)] == [
         one.tolist() for one in trail.before(gauge)
     ]
+    shorter = StabilityGauge(Stability(window=2), points_space(), ring, {})
+    assert [one[0] for one in again.before(shorter)] == [4.0, 3.0]
     other = StabilityGauge(Stability(samples=99), points_space(), ring, {})
     assert trail.before(other) == []
     trail.add(other, np.zeros(4))
