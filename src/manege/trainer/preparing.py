@@ -37,11 +37,18 @@ _SPEAK_EVERY_S = 2.0
 _LARGEST_1X1 = 16
 """The largest side of which four halvings leave one pixel."""
 
+_HELD_OUT_DIGEST = "held_out_sha256"
+_DIGESTS = {Split.TRAIN: "train_sha256", Split.HELD_OUT: _HELD_OUT_DIGEST}
+"""What the digests of a class's parts are called in data.json."""
+
 _COLUMNS = 8
 _REAL_POINTS = 2_000
 
 Counter = Callable[[int, int], None]
 """Told what is done, and of how much."""
+
+Digests = dict[str, dict[Split, str]]
+"""SHA-256 of each class's pictures, of the parts that a run looks at."""
 
 
 class Prepared(NamedTuple):
@@ -69,7 +76,7 @@ def prepare_new(config: RunConfig, out: Path | None, command: str, look: Look) -
         RunDir.check_free(out)
     dataset = open_dataset(config.data)
     config = _settled(config, dataset)
-    _decode(config, dataset, look)
+    digests = _decode(config, dataset, look)
     space = _space_of(config, dataset, look)
     rundir = RunDir.create(
         out,
@@ -77,7 +84,7 @@ def prepare_new(config: RunConfig, out: Path | None, command: str, look: Look) -
         config=to_yaml(config),
         command=command,
         environment=environment(),
-        data=_data_record(dataset),
+        data=_data_record(dataset, digests),
     )
     look.say(f"run directory: {rundir.path}")
     networks = config.networks
@@ -129,25 +136,31 @@ def prepare_resume(
         config = amended(config, {"rounds": rounds, "budget_s": budget_s})
     device.place(config.device, 0, device.gpus_for(config.device))
     dataset = open_dataset(config.data)
-    _decode(config, dataset, look)
-    _check_same_data(rundir, dataset)
+    digests = _decode(config, dataset, look)
+    _check_same_data(rundir, _data_record(dataset, digests))
     _prepare_scorer(rundir, config, dataset, look)
     return Prepared(rundir, config, dataset)
 
 
-def _decode(config: RunConfig, dataset: Dataset, look: Look) -> None:
-    """Bring every class into the cache now, so that a broken picture is found before training."""
+def _decode(config: RunConfig, dataset: Dataset, look: Look) -> Digests:
+    """What the run looks at; all of it is in the cache then.
+
+    So a broken picture is found before training. Held-out ones are left alone where no stability
+    is measured.
+    """
     spoke = time.monotonic()
+    digests: Digests = {label: {} for label in dataset.labels}
     looked_at = tuple(Split) if config.stability.every_rounds is not None else (Split.TRAIN,)
     for number, label in enumerate(dataset.labels, start=1):
         for split in looked_at:
             if dataset.names(label, split):
-                dataset.digest(label, split)
+                digests[label][split] = dataset.digest(label, split)
         if time.monotonic() - spoke > _SPEAK_EVERY_S:
             spoke = time.monotonic()
             look.say(f"pictures of {number} of {len(dataset.labels)} classes read: {label}")
         if stopped_by := look.stop():
             raise KeyboardInterrupt(stopped_by)
+    return digests
 
 
 def _space_of(config: RunConfig, dataset: Dataset, look: Look) -> Space | None:
@@ -214,11 +227,11 @@ def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
     return amended(config, settled)
 
 
-def _data_record(dataset: Dataset) -> Mapping[str, Any]:
+def _data_record(dataset: Dataset, digests: Digests) -> dict[str, Any]:
     """What data.json holds: enough to know the pictures again, and to build the model without."""
     split = dataset.split_record()
     for label, entry in split["classes"].items():
-        entry["train_sha256"] = dataset.digest(label, Split.TRAIN)
+        entry |= {_DIGESTS[part]: digest for part, digest in digests[label].items()}
     return {
         "name": dataset.name,
         "size": dataset.size,
@@ -227,8 +240,15 @@ def _data_record(dataset: Dataset) -> Mapping[str, Any]:
     }
 
 
-def _check_same_data(rundir: RunDir, dataset: Dataset) -> None:
-    old, new = run_data(rundir), json.loads(json.dumps(_data_record(dataset)))
+def _check_same_data(rundir: RunDir, record: Mapping[str, Any]) -> None:
+    old, new = run_data(rundir), json.loads(json.dumps(record))
+    for label in old["classes"].keys() & new["classes"].keys():
+        # Nothing to hold against each other where one of the two has not looked at what is held
+        # out, for it measures no stability, or is from before the digest was written.
+        both = old["classes"][label], new["classes"][label]
+        if any(_HELD_OUT_DIGEST not in one for one in both):
+            for one in both:
+                one.pop(_HELD_OUT_DIGEST, None)
     if old != new:
         changed = sorted(_differences(old, new))
         raise ConfigError(

@@ -1,0 +1,137 @@
+"""What comes before training: data.json, and whether a resumed run has the same pictures."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from manege.config import RunConfig, resolve
+from manege.data import Split, open_dataset
+from manege.data.folder import FolderSource
+from manege.errors import ConfigError
+from manege.trainer import Look, prepare_new, prepare_resume
+
+LOOK = Look(lambda text: None, None, lambda: None)
+UNMEASURED = "stability.every_rounds=null"
+
+
+@pytest.fixture
+def animals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An image folder of which two pictures a class are held out."""
+    monkeypatch.setenv("MANEGE_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        folder = tmp_path / "animals" / label
+        folder.mkdir(parents=True)
+        for number in range(20):
+            picture = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+            Image.fromarray(picture).save(folder / f"{number:03d}.png")
+    return tmp_path / "animals"
+
+
+def configured(animals: Path, *sets: str) -> RunConfig:
+    # Without scores: making their feature network would look at all pictures.
+    flags = {"data.source": str(animals), "rounds": 1}
+    return resolve(preset="paper", flags=flags, sets=("data.size=8", "networks.kind=mlp", *sets))
+
+
+def begun(animals: Path, *sets: str) -> Path:
+    run = animals.parent / "run"
+    prepare_new(configured(animals, *sets), run, "test", LOOK)
+    return run
+
+
+def resume(run: Path) -> None:
+    prepare_resume(run, rounds=None, budget_s=None, look=LOOK)
+
+
+def classes_of(run: Path) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads((run / "data.json").read_text())["classes"]
+    return found
+
+
+def invert(path: Path) -> None:
+    with Image.open(path) as image:
+        picture = 255 - np.asarray(image)
+    Image.fromarray(picture).save(path)
+
+
+def change_held_out(animals: Path, run: Path) -> None:
+    (name, *_) = classes_of(run)["cat"]["held_out_names"]  # type: ignore[misc]
+    invert(animals / "cat" / str(name))
+
+
+def test_both_parts_of_each_class_are_known_by_their_digests(animals):
+    run = begun(animals)
+    dataset = open_dataset(configured(animals).data)
+    for label, entry in classes_of(run).items():
+        assert entry["train_sha256"] == dataset.digest(label, Split.TRAIN)
+        assert entry["held_out_sha256"] == dataset.digest(label, Split.HELD_OUT)
+        assert entry["train_sha256"] != entry["held_out_sha256"]
+    resume(run)
+
+
+@pytest.mark.parametrize(
+    ("sets", "looked_at"), [((), tuple(Split)), ((UNMEASURED,), (Split.TRAIN,))]
+)
+def test_no_picture_is_decoded_twice_or_for_its_digest_alone(animals, monkeypatch, sets, looked_at):
+    decoded: Counter[tuple[str, Split]] = Counter()
+    decode = FolderSource.decode
+
+    def counted(self, wanted, split, form):
+        decoded.update((label, split) for label in wanted)
+        return decode(self, wanted, split, form)
+
+    monkeypatch.setattr(FolderSource, "decode", counted)
+    run = begun(animals, *sets)
+    resume(run)
+    assert decoded == {(label, split): 1 for label in ("cat", "dog") for split in looked_at}
+    assert all(
+        ("held_out_sha256" in entry) == (Split.HELD_OUT in looked_at)
+        for entry in classes_of(run).values()
+    )
+
+
+def test_a_class_of_which_nothing_is_held_out_has_no_digest_of_it(animals):
+    for path in sorted((animals / "dog").iterdir())[8:]:
+        path.unlink()
+    run = begun(animals)
+    assert "held_out_sha256" in classes_of(run)["cat"]
+    assert "held_out_sha256" not in classes_of(run)["dog"]
+    resume(run)
+
+
+def test_a_changed_held_out_picture_is_refused_on_resume(animals):
+    run = begun(animals)
+    change_held_out(animals, run)
+    with pytest.raises(ConfigError, match=r"the dataset has changed .*\(class 'cat'\); put it"):
+        resume(run)
+
+
+def test_a_run_from_before_the_digest_goes_on_and_knows_its_training_pictures(animals):
+    run = begun(animals)
+    told = json.loads((run / "data.json").read_text())
+    for entry in told["classes"].values():
+        del entry["held_out_sha256"]
+    (run / "data.json").write_text(json.dumps(told))
+    change_held_out(animals, run)
+    resume(run)
+    for path in (animals / "dog").iterdir():
+        invert(path)
+    with pytest.raises(ConfigError, match=r"the dataset has changed .*\(class 'dog'\)"):
+        resume(run)
+
+
+def test_what_is_held_out_does_not_matter_to_a_run_that_does_not_look_at_it(animals):
+    run = begun(animals)
+    config = run / "config.yaml"
+    measured = config.read_text()
+    assert "every_rounds: 1\n" in measured
+    config.write_text(measured.replace("every_rounds: 1\n", "every_rounds: null\n"))
+    change_held_out(animals, run)
+    resume(run)
