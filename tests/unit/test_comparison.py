@@ -35,7 +35,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
         "other": {"seed": 1, "networks__hidden": 12, "training__ema": 0.5},
         "fewer": {"data__classes": ["3"]},
         "larger": {"data__size": 16},
-        "limited": {"data__limit_per_class": 20},
+        "limited": {"data__limit_per_class": 32},
     }
     return {
         name: manege.train("digits", out=folder / name, **SMALL | more).path
@@ -152,7 +152,7 @@ def test_runs_on_one_source_share_a_space_whatever_they_saw_of_it(runs):
     assert {one.protocol["space"]["sha256"] for one in found.evaluations} == {
         found.evaluations[0].protocol["space"]["sha256"]
     }
-    assert found.differences == {"data.limit_per_class": (40, 20)}
+    assert found.differences == {"data.limit_per_class": (40, 32)}
 
 
 def test_the_same_runs_twice_give_the_same_to_the_bit(runs):

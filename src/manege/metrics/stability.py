@@ -1,9 +1,10 @@
 """How stable training is: collapse and cycling, round by round.
 
-Collapse is 1 - coverage(generated) / coverage(held-out real), both of the same training pictures
-and from as many samples: 0 where a generator reaches what real pictures reach, 1 where it reaches
-none of them. Cycling is how far a generator went and came back: distances between its own
-feature moments at different rounds, over the variance of real features. Both steer nothing.
+Collapse is 1 - coverage(generated) / coverage(held-out real), both of the same training pictures,
+as many as are drawn, and from as many samples: 0 where a generator reaches what real pictures
+reach, 1 where it reaches none of them. Cycling is how far a generator went and came back:
+distances between its own feature moments at different rounds, over the variance of real features.
+Both steer nothing.
 
 Shape legend: N rows, D dimensions, K rounds back, V entries of a triangle; pictures are N×S×S×C, S
 their side, C channels.
@@ -27,8 +28,9 @@ from manege.metrics.neighbours import balls, coverage
 from manege.metrics.spaces import Space, points_space, random_space
 
 NEIGHBOURS = 5
-FEWEST = 8
-"""Fewer held-out pictures than this tell no collapse."""
+FEWEST, FEWEST_REFERENCES = 16, 32
+"""Fewer held-out or training pictures than this tell no collapse: a single picture, repeated, is
+then not told from real ones by more than luck; see the table in docs/scores.md."""
 PART, LEAST, MOST = 8, 64, 512
 """A round is measured with an eighth of the pictures that it trained on, from least to most."""
 
@@ -65,7 +67,7 @@ class _Balls:
     reference_ND: np.ndarray
     radius_N: Tensor
     compared: int
-    """Pictures held out, of which as many are compared."""
+    """Pictures held out; as many generated ones are compared."""
     covered: Estimate
     """What those cover."""
 
@@ -77,7 +79,7 @@ class _Real:
     variance: float
     """The trace of their features' covariance."""
     balls: _Balls | None
-    """None where too few pictures are held out."""
+    """None where too few pictures are held out or trained on."""
 
 
 class StabilityGauge:
@@ -142,10 +144,11 @@ class StabilityGauge:
         with device.threads(1):
             trained_ND = self._space.features(trained.pictures)
             variance = float(moments(trained_ND).covariance_DD.trace())
-            if len(held_out) < FEWEST:
+            # As many as are drawn, however few are held out: in a small set a ball of k neighbours
+            # holds so much that anything would cover it.
+            reference = set_of(self._dataset, Split.TRAIN, count, labels)
+            if len(held_out) < FEWEST or len(reference) < FEWEST_REFERENCES:
                 return _Real(variance, None)
-            # As many of each, so that a perfect generator's collapse is 0.
-            reference = set_of(self._dataset, Split.TRAIN, len(held_out), labels)
             reference_ND = self._space.features(reference.pictures)
             radius_N = balls(reference_ND, NEIGHBOURS)
             held_out_ND = self._space.features(held_out.pictures)
@@ -166,7 +169,8 @@ class StabilityGauge:
 
 def _covered(drawn_ND: np.ndarray, known: _Balls) -> dict[str, Any]:
     """Collapse, and the two coverages that it comes from."""
-    # From all over the rows: where labels are told, they lie label after label.
+    # As many as are held out, so that a perfect generator's collapse is 0; from all over the rows:
+    # where labels are told, they lie label after label.
     rows = np.linspace(0, len(drawn_ND) - 1, min(known.compared, len(drawn_ND))).astype(np.int64)
     covered = coverage(drawn_ND[rows], known.reference_ND, known.radius_N)
     return {
@@ -174,4 +178,5 @@ def _covered(drawn_ND: np.ndarray, known: _Balls) -> dict[str, Any]:
         "coverage": asdict(covered),
         "real_coverage": asdict(known.covered),
         "compared": len(rows),
+        "references": len(known.reference_ND),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from itertools import combinations, islice
 from math import ceil, cos, exp, pi, sqrt
 
@@ -18,7 +19,7 @@ from manege.metrics import StabilityGauge, points_space, random_space
 from manege.metrics.distributions import toy_scores
 from manege.metrics.frechet import Moments, frechet_distance, frechet_distances, moments
 from manege.metrics.neighbours import balls, coverage, prdc
-from manege.metrics.stability import came_back
+from manege.metrics.stability import FEWEST, FEWEST_REFERENCES, came_back
 from manege.models import to_floats
 
 MODES = 8
@@ -289,18 +290,56 @@ def test_rounds_are_measured_when_they_are_due(ring):
 
 
 class Bare(Dataset):
-    """A dataset of which next to nothing is held out."""
+    """A dataset cut down to the first pictures of each class."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, train: int | None, held_out: int) -> None:
         vars(self).update(vars(dataset))
+        self._names = {}
+        self._cut = {Split.TRAIN: train, Split.HELD_OUT: held_out}
 
     def names(self, label: str, split: Split) -> tuple[str, ...]:
-        names = super().names(label, split)
-        return names[:7] if split is Split.HELD_OUT else names
+        return super().names(label, split)[: self._cut[split]]
 
 
-def test_with_too_few_pictures_held_out_there_is_cycling_alone(ring):
-    gauge = StabilityGauge(Stability(), points_space(), Bare(ring), {"0": ("0",)})
+@pytest.mark.parametrize("samples", [64, 250])
+@pytest.mark.parametrize("cell", ["3", ALL])
+def test_where_as_many_are_held_out_as_drawn_all_three_sets_are_as_large(ring, samples, cell):
+    """As decision 0009 had it: a real set as large as the generated one, on both sides."""
+    labels = ring.labels if cell == ALL else (cell,)
+    drawn = points_of(ring, (2, 3), samples)
+    real_ND, held_out_ND = (
+        points_space().features(set_of(ring, split, samples, labels).pictures) for split in Split
+    )
+    assert len(real_ND) == len(held_out_ND) == samples
+    generated, held_out = (
+        prdc(rows_ND, real_ND, 5)["coverage"]
+        for rows_ND in (points_space().features(drawn), held_out_ND)
+    )
+    gauge = StabilityGauge(Stability(), points_space(), ring, {cell: labels})
+    told, _ = gauge.measure(cell, drawn, [])
+    assert told["collapse"] == 1 - generated.value / held_out.value
+    assert (told["coverage"], told["real_coverage"]) == (asdict(generated), asdict(held_out))
+    assert told["compared"] == told["references"] == samples
+
+
+def test_few_held_out_pictures_tell_a_total_collapse_all_the_same(ring):
+    few = Bare(ring, None, FEWEST)
+    gauge = StabilityGauge(Stability(), points_space(), few, {"3": ("3",)})
+    own = points_of(ring, (3,), 256)
+    told, _ = gauge.measure("3", own, [])
+    assert (told["compared"], told["references"]) == (FEWEST, 256)
+    for one in own[::16]:
+        alike = np.repeat(one[None], 256, axis=0)
+        # It lies in some k of 256 balls, as each of the real ones does.
+        assert collapse_of(gauge, alike, "3") > told["collapse"] + 0.3
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out"), [(None, FEWEST - 1), (FEWEST_REFERENCES - 1, 64), (3, 64), (3, 0)]
+)
+def test_with_too_few_real_pictures_there_is_cycling_alone(ring, train, held_out):
+    bare = Bare(ring, train, held_out)
+    gauge = StabilityGauge(Stability(), points_space(), bare, {"0": ("0",)})
     drawn = points_of(ring, (0,))
     _, before = gauge.measure("0", drawn, [])
     told, _ = gauge.measure("0", drawn, [before, before])
