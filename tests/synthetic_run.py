@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +154,13 @@ def grid_events(rows: int, columns: int, rounds: int) -> Iterator[dict[str, Any]
 
 
 def measured(
-    events: Iterator[dict[str, Any]], *, space: str = "random-00000000", samples: int = 64
+    events: Iterator[dict[str, Any]],
+    *,
+    space: str = "random-00000000",
+    samples: int = 64,
+    **more: int,
 ) -> Iterator[dict[str, Any]]:
-    """The same, each round with its collapse and cycling."""
+    """The same, each round with its collapse and cycling, and what more is told of them."""
     for event in events:
         if event["event"] == "round":
             round_ = event["round"]
@@ -166,6 +170,7 @@ def measured(
                 "moved": None if round_ < 2 else 0.2,
                 "samples": samples,
                 "space": space,
+                **more,
             }
         yield event
 
@@ -178,8 +183,12 @@ def make_run(
     method: str,
     state: str = "finished",
     sheets_every: int = 5,
+    settings: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A run directory with these events, and sheets where they tell of a round's end."""
+    """A run directory with these events, and sheets where they tell of a round's end.
+
+    `settings` are parts of its configuration, in place of those it would have.
+    """
     path.mkdir(parents=True)
     cellular = (
         {"rows": 2, "columns": 2, "mixture": {"metric": "fd"}} if method == "cellular" else None
@@ -191,8 +200,10 @@ def make_run(
         "rounds": 10,
         "budget_s": None,
         "data": {"source": "digits", "classes": labels},
-        "training": {"loss": "bce"},
+        "training": {"loss": "bce", "batch": 32, "batches_per_round": None},
         "cellular": cellular,
+        "stability": {"every_rounds": 1, "samples": None, "window": 10},
+        **(settings or {}),
     }
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     (path / "command.txt").write_text("manege train digits --out run\n")

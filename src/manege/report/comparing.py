@@ -264,16 +264,16 @@ def _stability(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section
     if not rows:
         return None
     section = Section("stability", "Collapse and cycling")
-    comparable = len({by for run in runs if (by := measured_by(run)) is not None}) == 1
-    if comparable:
-        figures = [
-            page.figure(
-                f"compare-{name}",
-                charts.curves(f"{name.capitalize()} index", note, found, height=280),
-            )
-            for name, note in INDEX_NOTES.items()
-            if (found := _over_rounds(runs, names, name))
-        ]
+    figures = [
+        page.figure(
+            f"compare-{name}",
+            charts.curves(f"{name.capitalize()} index", note, found, height=280),
+        )
+        for name, note in INDEX_NOTES.items()
+        if len({by for run in runs if (by := measured_by(run, name)) is not None}) == 1
+        and (found := _over_rounds(runs, names, name))
+    ]
+    if figures:
         section.add(f'<div class="figures">{"".join(figures)}</div>')
     section.add(
         table(
@@ -281,7 +281,9 @@ def _stability(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section
             [(escape(name), *map(_settled, row)) for name, row in rows.items()],
             caption="Means over the last half of the rounds and over the cells, below them the "
             "least and the most of a cell; lower is better. In one row stands what was told in "
-            "one space, by as many pictures, against the same real ones.",
+            "one space, by as many pictures, against the same real ones; of cycling what was also "
+            "told as often, as many rounds back, of rounds as long. Rows that are apart name what "
+            "they differ in.",
             numbers=range(1, len(names) + 1),
         )
     )

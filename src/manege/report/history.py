@@ -67,6 +67,10 @@ class History:
         """The feature network of collapse and cycling."""
         self.index_samples: set[int] = set()
         """Pictures they were told from, of any round."""
+        self.index_compared: set[int] = set()
+        """Those of them that collapse was told by: as many as are held out."""
+        self.index_references: set[int] = set()
+        """Training pictures that were to be covered."""
         self.faults: list[Fault] = []
         self.commits = 0
         self.commit_bytes = 0
@@ -145,6 +149,11 @@ class History:
             self.index_space = str(indices["space"])
         if number(indices.get("samples")) is not None:
             self.index_samples.add(int(indices["samples"]))
+        if number(indices.get("compared")) is not None:
+            compared = int(indices["compared"])
+            self.index_compared.add(compared)
+            # Runs that do not tell it took as many as they compared.
+            self.index_references.add(int(number(indices.get("references")) or compared))
         again = cell.rounds.get(round_)
         cell.rounds[round_] = Round(
             round_,

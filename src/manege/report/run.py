@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -203,44 +203,121 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ..
 
 
 class Measured(NamedTuple):
-    """What a run's collapse and cycling were told by; where it is the same, they compare."""
+    """What a run's collapse or cycling was told by; where it is the same, values compare.
+
+    Collapse is that of a generator as it stands: how far it looks back and how long a round is
+    does not matter to it, and every how many rounds it is told only decides which of the last half
+    are averaged. Cycling is about the way between rounds, so it depends on all three.
+    """
 
     space: str
     samples: tuple[int, ...]
     within: str
     """`each class` or `all classes`: a cell is measured against the pictures it is to make."""
     data: str
-    """Digest of those pictures, training and held out."""
+    """Digest of what data.json tells of those pictures: their own digests, training and held out.
+    A run that wrote none of what it held out is not known to have had the same."""
+    compared: tuple[int, ...] = ()
+    """Of collapse alone: generated and held-out pictures, and the training ones to be covered."""
+    references: tuple[int, ...] = ()
+    length: str = ""
+    """Of cycling alone: how much a round trains on, how often it is told, how far it looks back.
+    The last two as the configuration says now: it may have been edited before a resume."""
+    every_rounds: str = ""
+    window: str = ""
 
-    def __str__(self) -> str:
-        few, many = str(self.samples[0]), str(self.samples[-1])
-        count = few if few == many else f"{few} to {many}"
-        return f"{count} pictures a round, within {self.within} of data {self.data[:8]}"
+    def parts(self) -> tuple[str, ...]:
+        """All but the space in words; empty where a part does not matter."""
+        return (
+            f"{spanned(self.samples)} pictures a round",
+            f"within {self.within}",
+            f"data {self.data[:8]}",
+            f"{spanned(self.compared)} compared" if self.compared else "",
+            f"{spanned(self.references)} to be covered" if self.references else "",
+            f"rounds of {self.length}" if self.length else "",
+            f"every {self.every_rounds}" if self.every_rounds else "",
+            f"{self.window} rounds back" if self.window else "",
+        )
 
 
-def measured_by(run: Run) -> Measured | None:
-    """What the run's indices were told by; None when it has told none."""
+def spanned(counts: Collection[int]) -> str:
+    """The least and the most of some counts, in words."""
+    few, many = min(counts), max(counts)
+    return str(few) if few == many else f"{few} to {many}"
+
+
+def measured_by(run: Run, index: str) -> Measured | None:
+    """What one of the run's `INDICES` was told by; None when it has told none."""
     history = run.history
     if history.index_space is None or not history.index_samples:
         return None
     within = "each class" if history.method == "per-class" else "all classes"
     data = hashlib.sha256(json.dumps(run.data.get("classes"), sort_keys=True).encode()).hexdigest()
-    return Measured(history.index_space, tuple(sorted(history.index_samples)), within, data)
+    both = Measured(history.index_space, tuple(sorted(history.index_samples)), within, data)
+    if index == "collapse":
+        return both._replace(
+            compared=tuple(sorted(history.index_compared)),
+            references=tuple(sorted(history.index_references)),
+        )
+    stability = _part(run.config, "stability")
+    every = stability.get("every_rounds", "?")
+    return both._replace(
+        length=_length(run.config),
+        every_rounds="round" if every == 1 else f"{every} rounds",
+        window=str(stability.get("window", "?")),
+    )
+
+
+def _length(config: Mapping[str, Any]) -> str:
+    """How much a round trains on.
+
+    A pass over a cell's pictures is one, whatever the batches and however many pictures each class
+    has: the data are compared beside it. These settings cannot change on resume.
+    """
+    training = _part(config, "training")
+    batches, batch = training.get("batches_per_round"), training.get("batch")
+    if isinstance(batches, int) and isinstance(batch, int):
+        return f"{batches * batch} pictures"
+    fraction = _part(config, "cellular").get("data_fraction", 1)
+    return "a pass" if fraction == 1 else f"a pass over {fraction} of the data"
+
+
+def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def stability_rows(runs: Sequence[Run]) -> dict[str, tuple[Settled | None, ...]]:
     """Each run's indices over the last half of its rounds; in one row those that compare."""
-    by = [measured_by(run) for run in runs]
-    kinds = [one for one in dict.fromkeys(by) if one is not None]
-    rows = {}
-    for kind in kinds:
-        told = f", {kind}" if len(kinds) > 1 else ""
-        for name in INDICES:
-            rows[f"{name}@{kind.space}{told}"] = tuple(
-                run.history.stability(name) if one == kind else None
+    rows: dict[str, tuple[Settled | None, ...]] = {}
+    for index in INDICES:
+        by = [measured_by(run, index) for run in runs]
+        kinds = [one for one in dict.fromkeys(by) if one is not None]
+        # Named by what they differ in.
+        alike = set.intersection(*(set(kind.parts()) for kind in kinds)) if kinds else set()
+        for kind in kinds:
+            row = tuple(
+                run.history.stability(index) if one == kind else None
                 for run, one in zip(runs, by, strict=True)
             )
-    return {name: row for name, row in rows.items() if any(row)}
+            if any(row):
+                rows[_row_name(index, kind, alike, rows)] = row
+    return rows
+
+
+def _row_name(index: str, kind: Measured, alike: Collection[str], taken: Collection[str]) -> str:
+    """The index, its space, and what sets it apart; how few were compared is told always."""
+    fewer = bool(kind.compared) and kind.compared != kind.samples
+    own = [
+        part
+        for part in kind.parts()
+        if part and (part not in alike or (fewer and part.endswith("compared")))
+    ]
+    name = ", ".join([f"{index}@{kind.space}", *own])
+    # Counts that span the same may still not be the same.
+    while name in taken:
+        name += " (otherwise)"
+    return name
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

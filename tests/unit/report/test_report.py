@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tests.synthetic_run import evaluation, grid_events, make_run, measured, per
 from manege.errors import CheckpointError, ConfigError
 from manege.pictures import grid, save_png
 from manege.report import comparing, single, writing
-from manege.report.run import read_run, stability_rows
+from manege.report.run import Run, read_run, stability_rows
 
 CLASSES = ["a", "b", "c"]
 
@@ -342,6 +343,122 @@ def test_collapse_and_cycling_that_were_told_otherwise_share_no_row(stable, othe
     _checked(page.html())
     assert not {"compare-collapse", "compare-cycling"} & set(page.figures)
     assert "Collapse and cycling" in page.html()
+
+
+def stability_run(path: Path, settings: dict[str, Any] | None = None, **more: int) -> Run:
+    """A run that told collapse and cycling under these settings, read."""
+    events = measured(per_class_events(CLASSES, 10), **more)
+    make_run(
+        path, events, labels=CLASSES, method="per-class", sheets_every=0, settings=settings or {}
+    )
+    return read_run(path)
+
+
+WAYS = {
+    "2 rounds back": {"stability": {"every_rounds": 1, "window": 2}},
+    "every 3 rounds": {"stability": {"every_rounds": 3, "window": 10}},
+    "rounds of 800 pictures": {"training": {"batch": 32, "batches_per_round": 25}},
+    "rounds of a pass over 0.5 of the data": {"cellular": {"data_fraction": 0.5}},
+}
+
+
+@pytest.mark.parametrize(("why", "settings"), WAYS.items(), ids=list(WAYS))
+def test_cycling_over_other_rounds_shares_no_row_or_figure_and_collapse_does(
+    tmp_path, why, settings
+):
+    runs = [stability_run(tmp_path / "one"), stability_run(tmp_path / "other", settings)]
+    rows = stability_rows(runs)
+    assert None not in rows.pop("collapse@random-00000000")
+    one, other = rows
+    assert other == f"cycling@random-00000000, {why}"
+    assert [[value is None for value in row] for row in rows.values()] == [
+        [False, True],
+        [True, False],
+    ]
+    assert one != other
+    page = comparing.page_of(runs)
+    _checked(page.html())
+    assert why in page.html()
+    assert "compare-collapse" in page.figures
+    assert "compare-cycling" not in page.figures
+
+
+def test_three_ways_to_tell_cycling_are_three_rows(tmp_path):
+    settings = [None, *list(WAYS.values())[:2]]
+    runs = [stability_run(tmp_path / str(n), one) for n, one in enumerate(settings)]
+    assert list(stability_rows(runs)) == [
+        "collapse@random-00000000",
+        "cycling@random-00000000, every round, 10 rounds back",
+        "cycling@random-00000000, every round, 2 rounds back",
+        "cycling@random-00000000, every 3 rounds, 10 rounds back",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"batch": 32, "batches_per_round": 25}, {"batch": 100, "batches_per_round": 8}),
+        ({"batch": 32, "batches_per_round": None}, {"batch": 100, "batches_per_round": None}),
+    ],
+)
+def test_rounds_are_as_long_when_they_train_on_as_many_pictures(tmp_path, one, other):
+    runs = [
+        stability_run(tmp_path / str(n), {"training": training})
+        for n, training in enumerate((one, other))
+    ]
+    assert list(stability_rows(runs)) == ["collapse@random-00000000", "cycling@random-00000000"]
+
+
+def test_collapse_by_fewer_pictures_than_drawn_says_by_how_many(tmp_path):
+    run = stability_run(tmp_path / "one", compared=18, references=64)
+    alike = stability_run(tmp_path / "alike", compared=18, references=64)
+    assert list(stability_rows([run, alike])) == [
+        "collapse@random-00000000, 18 compared",
+        "cycling@random-00000000",
+    ]
+    # As told before references were as many as are drawn.
+    older = stability_run(tmp_path / "older", compared=18)
+    assert list(stability_rows([run, older])) == [
+        "collapse@random-00000000, 18 compared, 64 to be covered",
+        "collapse@random-00000000, 18 compared, 18 to be covered",
+        "cycling@random-00000000",
+    ]
+    text = single.report(tmp_path / "one").html()
+    _checked(text)
+    assert "collapse by 18 of them and as many held-out ones, covering 64 training" in text
+
+
+def test_other_pictures_held_out_share_no_row(tmp_path):
+    runs = []
+    for digest in ("aa", "aa", "bb", None):
+        path = tmp_path / str(len(runs))
+        stability_run(path)
+        told = json.loads((path / "data.json").read_text())
+        for entry in told["classes"].values():
+            entry |= {} if digest is None else {"held_out_sha256": digest}
+        (path / "data.json").write_text(json.dumps(told))
+        runs.append(read_run(path))
+    assert len(stability_rows(runs[:2])) == 2
+    assert len(stability_rows(runs[1:3])) == 4
+    assert len(stability_rows(runs)) == 6  # What is not known is not the same.
+
+
+def test_runs_whose_numbers_of_pictures_span_the_same_lose_no_row(tmp_path):
+    runs = []
+    for middle in (100, 200):
+        events = list(per_class_events(CLASSES, 10))
+        counts = dict(zip(CLASSES, (64, middle, 512), strict=True))
+        told = [
+            one
+            for event in events
+            for one in measured(iter([event]), samples=counts.get(event.get("cell"), 64))
+        ]
+        path = tmp_path / str(middle)
+        make_run(path, iter(told), labels=CLASSES, method="per-class", sheets_every=0)
+        runs.append(read_run(path))
+    rows = stability_rows(runs)
+    assert len(rows) == 4
+    assert all([one is None for one in row].count(True) == 1 for row in rows.values())
 
 
 def test_runs_without_collapse_and_cycling_have_no_such_section(made):

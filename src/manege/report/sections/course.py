@@ -8,7 +8,7 @@ from manege.report.charts import Curve, Panel
 from manege.report.drawing import escape
 from manege.report.history import INDEX_NOTES, INDICES, MEASURES, History
 from manege.report.page import Page, Section, paragraph, table
-from manege.report.run import Run
+from manege.report.run import Run, spanned
 from manege.report.sections.words import measure_name, ranked, titled
 from manege.report.series import quantiles, thinned
 
@@ -133,8 +133,12 @@ def _indices_table(history: History) -> str:
     ]
     space = f"; features {escape(history.index_space)}" if history.index_space else ""
     if history.index_samples:
-        few, many = min(history.index_samples), max(history.index_samples)
-        space += f", {few if few == many else f'{few} to {many}'} pictures a round"
+        space += f", {spanned(history.index_samples)} pictures a round"
+    if history.index_compared:
+        space += (
+            f"; collapse by {spanned(history.index_compared)} of them and as many held-out ones, "
+            f"covering {spanned(history.index_references)} training pictures"
+        )
     return table(
         ("index", "mean of the cells", "least", "most", "in cell", "what it says"),
         rows,
