@@ -36,7 +36,7 @@ class Comparison:
     evaluations: tuple[Evaluation, ...]
     stability: dict[str, tuple[Settled | None, ...]]
     """Each run's collapse and cycling over the last half of its rounds; in one row only where
-    feature space, number of samples and real pictures are the same."""
+    all that they depend on is the same."""
     sheet: pictures.Picture
     """A block for each run, a row for each label, all at the same seed."""
 

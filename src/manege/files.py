@@ -28,6 +28,12 @@ _REMEDIES = {
 }
 
 
+def user_path(text: str | os.PathLike[str]) -> Path:
+    """The path with ~ for a home folder; one of a user whom nobody knows is left as it is."""
+    # Path.expanduser raises where os.path's leaves it: no such path is there, and so it is told.
+    return Path(os.path.expanduser(text))  # noqa: PTH111
+
+
 def machine_error(path: Path, error: OSError) -> MachineError:
     """What the operating system refused, in one line with its remedy."""
     reason = error.strerror or str(error)

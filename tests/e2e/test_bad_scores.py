@@ -375,7 +375,12 @@ OPTIONS = [
     Case(
         "a Fréchet distance on few pictures",
         "evaluate run --metrics fd",
-        ("--metrics fd: 53 pictures are too few", "64 dimensions", "kid", "--allow-few-samples"),
+        (
+            "--metrics fd: 53 reference pictures are too few",
+            "64 dimensions",
+            "kid",
+            "--allow-few-samples",
+        ),
     ),
     Case(
         "labels of unlabelled pictures",
@@ -939,8 +944,11 @@ def test_data_that_are_gone_are_named(manege: Command, tmp_path: Path) -> None:
         ("mine", "--data", "animals", "--per-class"),
         ("mine", "--data", "animals", "--metrics", "modes"),
         ("mine", "--data", "animals"),
+        ("mine", "--data", "digits", "--metrics", "fd"),
+        ("mine", "--data", "digits", "--metrics", "fd", "--features", "inception"),
+        ("mine", "--data", "digits", "--metrics", "is", "--features", "inception"),
     ],
-    ids=["few-pictures", "samples", "per-class", "modes", "few-held-out"],
+    ids=["few-pictures", "samples", "per-class", "modes", "few-held-out", "fd", "fid", "is"],
 )
 def test_what_can_be_refused_at_once_is_refused_before_a_feature_network_is_trained(
     words: tuple[str, ...],
@@ -952,6 +960,7 @@ def test_what_can_be_refused_at_once_is_refused_before_a_feature_network_is_trai
         pytest.fail("trained a feature network first")
 
     monkeypatch.setattr("manege.metrics.classifier.train", train)
+    monkeypatch.setattr("manege.evaluation.reference.load_weights", train)
     animals(tmp_path)
     write_class(tmp_path / "mine", 12)
     write_class(tmp_path / "three", 3)

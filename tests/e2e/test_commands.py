@@ -374,7 +374,7 @@ def test_an_interruption_before_the_start_is_one_line(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err == "manege: interrupted before there was anything to save\n"
+    assert err == "manege: interrupted; what was finished is kept\n"
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -66,6 +66,9 @@ def test_a_wrong_file_is_named_with_what_was_expected(manege: Command, tmp_path,
     line = refusal(manege("evaluate", "mine", *REAL, "--inception-weights", "other.pth"))
     assert "--inception-weights other.pth: not Inception-v3 of 2015-12-05" in line
     assert weights.FILE in line
+    line = refusal(manege("evaluate", "mine", *REAL, "--inception-weights", "~nobody-here/a.pth"))
+    assert "--inception-weights ~nobody-here/a.pth: cannot be read (No such file" in line
+    assert line.rstrip().endswith("give one of them")
     line = refusal(manege("evaluate", "mine", *REAL, env={weights.VARIABLE: "gone.pth"}))
     assert f"{weights.VARIABLE}=gone.pth: cannot be read (No such file or directory)" in line
 
@@ -105,11 +108,11 @@ def test_a_model_with_missing_classes_is_not_compared_with_all(manege: Command, 
 def test_fid_of_few_pictures_must_be_allowed_and_is_marked(
     manege: Command, tmp_path, installed: Path
 ):
-    write_colour(tmp_path / "mine", 9)
+    write_colour(tmp_path / "mine", 10)
     write_class(tmp_path / "real", 9)
     options = ("--channels", "3", "--metrics", "fd,kid", "--inception-weights", installed)
     line = refusal(manege("evaluate", "mine", *REAL, *options))
-    assert "--metrics fd: 9 pictures are too few for FID and IS" in line
+    assert "--metrics fd: 9 reference pictures are too few for FID and IS" in line
     done = manege("evaluate", "mine", *REAL, *options, "--allow-few-samples", "--json")
     assert done.code == 0, done.err
     scores = {score["name"]: score for score in done.json["scores"]}
@@ -122,7 +125,8 @@ def test_fid_of_few_pictures_must_be_allowed_and_is_marked(
     table = manege("evaluate", "mine", *REAL, *options, "--allow-few-samples").out
     assert f"fid@{space['name']}" in table
     assert "(few-samples)" in table
-    line = refusal(manege("evaluate", "mine", *REAL, *options, "--metrics", "is"))
+    few = ("--metrics", "is", "--allow-few-samples")
+    line = refusal(manege("evaluate", "mine", *REAL, *options, *few))
     assert "lack the network's last layer" in line
 
 

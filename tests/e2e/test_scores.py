@@ -93,7 +93,9 @@ def test_a_run_is_judged_by_the_pictures_its_training_held_out(
     [kid] = [row for row in rows if row.startswith("  kid@classifier-")]
     number = r"-?[\d.e-]+"
     assert re.fullmatch(rf"  kid@\S+ +{number} +{number} to {number} +{number}", kid)
-    assert any(re.match(f"left out: fd: {HELD_OUT} pictures are too few", row) for row in rows)
+    assert any(
+        re.match(f"left out: fd: {HELD_OUT} reference pictures are too few", row) for row in rows
+    )
     kept = rows[-1].removeprefix("kept in ")
     assert re.fullmatch(r"run/evaluations/[0-9a-f]{12}\.json", kept)
 

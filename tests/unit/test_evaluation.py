@@ -301,7 +301,7 @@ def test_every_score_and_the_whole_say_what_they_depend_on(run, train):
 def test_a_frechet_distance_of_few_pictures_is_left_out_refused_or_marked(train):
     options = {"classes": THREE, "features": "random"}
     assert "too few" in manege.evaluate(samples(train), "digits", **options).left_out["fd"]
-    with pytest.raises(ConfigError, match="--metrics fd: 53 pictures are too few"):
+    with pytest.raises(ConfigError, match="--metrics fd: 53 reference pictures are too few"):
         manege.evaluate(samples(train), "digits", metrics=["fd"], **options)
     marked = manege.evaluate(
         samples(train), "digits", metrics=["fd"], allow_few_samples=True, **options

@@ -50,7 +50,8 @@ def _run() -> int:
     except (BrokenPipeError, SystemExit):  # Typer leaves so when nobody reads any more.
         return EXIT_MACHINE
     except MemoryError:
-        return _complain("out of memory; use a smaller --size or batch", EXIT_MACHINE)
+        what = "out of memory; ask for fewer pictures, or a smaller --size or batch"
+        return _complain(what, EXIT_MACHINE)
     except OSError as error:
         from manege.files import machine_error
 
@@ -63,7 +64,7 @@ def _run() -> int:
             raise
         return _usage(error, " ".join(format_message().split("\n")))
     if code == EXIT_INTERRUPTED:  # As Typer reports a KeyboardInterrupt inside a command.
-        return _complain("interrupted before there was anything to save", EXIT_INTERRUPTED)
+        return _complain("interrupted; what was finished is kept", EXIT_INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 

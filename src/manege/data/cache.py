@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manege.errors import MachineError
+from manege.files import user_path
 
 _FORMAT = 1
 _STALE_S = 24 * 3600
@@ -47,6 +48,11 @@ class Entry:
         array: npt.NDArray[np.uint8] = np.load(self.path, mmap_mode="c", allow_pickle=False)
         return array
 
+    def verified(self) -> npt.NDArray[np.uint8] | None:
+        """The array in memory; None when it is not what was stored."""
+        content = np.array(self.open())
+        return content if hashlib.sha256(content.data).hexdigest() == self.sha256 else None
+
     def mark_used(self) -> None:
         """Let :func:`trim` know; a cache that may only be read is left as it is."""
         with contextlib.suppress(OSError):
@@ -56,7 +62,7 @@ class Entry:
 def cache_folder() -> Path:
     """MANEGE_CACHE, else ``manege`` in the user's cache folder."""
     if own := os.environ.get("MANEGE_CACHE"):
-        return Path(own).expanduser().absolute()
+        return user_path(own).absolute()
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG rules say that a relative path is to be ignored.
     if Path(xdg).is_absolute():

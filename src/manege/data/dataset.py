@@ -7,7 +7,6 @@ classes cannot be trained. Knows nothing of batches, tensors or runs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from manege.data.npz import open_npz
 from manege.data.split import HASH_RULE, Split, by_hash, divide, held_out_count
 from manege.data.toys import TOYS
 from manege.errors import DataError
+from manege.files import user_path
 
 _DEFAULT_SIZE = 32
 
@@ -186,7 +186,7 @@ def open_source(config: DataConfig) -> Source:
     """What the configuration names, opened."""
     if config.source in KNOWN:
         return open_named(config.source, config.root)
-    path = Path(config.source).expanduser()
+    path = user_path(config.source)
     if path.is_dir():
         return open_images(path)
     if path.is_file():

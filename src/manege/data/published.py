@@ -16,6 +16,7 @@ from manege.data.cache import cache_folder
 from manege.data.labels import printable
 from manege.data.split import Split
 from manege.errors import DataError, MachineError
+from manege.files import user_path
 
 FILES_OF = {
     Split.TRAIN: ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -123,14 +124,14 @@ def places(home: str, root: str | None) -> list[Path]:
     """Where the user may keep data: ``root``, then MANEGE_DATA, a subfolder ``home`` first."""
     folders = []
     if root is not None:
-        given = Path(root).expanduser()
+        given = user_path(root)
         if not given.is_dir():
             raise DataError(
                 f"--data-root {printable(root)}: no such folder; expected one with data"
             )
         folders += [given / home, given]
     if env := os.environ.get("MANEGE_DATA"):
-        folders += [Path(env).expanduser() / home, Path(env).expanduser()]
+        folders += [user_path(env) / home, user_path(env)]
     return folders
 
 

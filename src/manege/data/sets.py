@@ -27,6 +27,7 @@ from manege.data.labels import printable
 from manege.data.npz import open_pictures
 from manege.data.split import Split
 from manege.errors import ConfigError, DataError
+from manege.files import user_path
 
 SMALLEST_SIDE, LARGEST_SIDE = 4, 1024
 
@@ -174,7 +175,7 @@ def _labels(pieces: Sequence[_Piece]) -> tuple[str, ...]:
 
 def _open(path: Path) -> tuple[Source, bool]:
     """The source at a path, and whether it has labels."""
-    path = path.expanduser()
+    path = user_path(path)
     if path.is_dir():
         return _open_folder(path)
     expected = "expected a folder of pictures or an .npz file"

@@ -18,7 +18,8 @@ from manege.metrics import Results, Score, Space, is_stored, save_space
 from manege.rundir import RunDir
 from manege.version import __version__
 
-FORMAT = 1
+FORMAT = 2
+"""Change it whenever a score's arithmetic changes: what was kept before is computed anew."""
 FOLDER = "evaluations"
 """Where a run keeps them."""
 

@@ -27,6 +27,7 @@ from manege.data import Split as DataSplit
 from manege.errors import ConfigError, DataError
 from manege.evaluation.options import SPACES, Options
 from manege.evaluation.subject import MOST, Judged, set_of_array
+from manege.files import user_path
 from manege.metrics import (
     CLEAN,
     INCEPTION,
@@ -104,7 +105,7 @@ def open_reference(
 def _opened(data: str | Path | None, judged: Judged, options: Options) -> Against:
     size, channels = judged.form if judged.model is not None else (options.size, options.channels)
     # Pictures of whatever side, without labels, are a reference too.
-    path = None if data is None or str(data) in KNOWN else Path(data).expanduser()
+    path = None if data is None or str(data) in KNOWN else user_path(data)
     if path is not None and path.exists() and not has_labels(path):
         _require_no_labels_wanted(str(path), options)
         return Against(read_set(path, size=size, channels=channels))
@@ -224,8 +225,8 @@ def open_space(
         case "random":
             return random_space(reference.size, reference.channels)
         case "mnist-logits":
-            return _logits_space(Path(file) if file else None, against, options, say)
-    return _given_scorer(Path(options.features).expanduser(), against)
+            return _logits_space(user_path(file) if file else None, against, options, say)
+    return _given_scorer(user_path(options.features), against)
 
 
 def open_digits_space(against: Against, say: Callable[[str], None], counting: Counting) -> Space:

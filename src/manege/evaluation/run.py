@@ -14,7 +14,15 @@ from manege.evaluation.kept import Evaluation, keep, stored
 from manege.evaluation.options import Options
 from manege.evaluation.reference import Against, open_digits_space, open_reference, open_space
 from manege.evaluation.subject import Judged, Subject, open_subject
-from manege.metrics import Contest, Counting, Facts, Space, check_facts, measure
+from manege.metrics import (
+    Contest,
+    Counting,
+    Facts,
+    Space,
+    check_facts,
+    measure,
+    planned_dimensions,
+)
 
 FEWEST_OF_CLASS = 100
 """A model's class with fewer pictures among those drawn gets this many of its own."""
@@ -43,19 +51,22 @@ def evaluate(
     judged = open_subject(subject, options)
     against = open_reference(data, judged, options)
     count = judged.count(len(against.reference), options)
-    check_facts(
-        Facts(
-            generated=(judged.name, count),
-            reference=against.reference,
-            other=against.other,
-            toy=against.toy,
-            stacked=against.stacked,
-        ),
-        options.metrics,
+    kind = options.features.partition("=")[0]
+    facts = Facts(
+        generated=(judged.name, count),
+        reference=against.reference,
+        other=against.other,
+        toy=against.toy,
+        stacked=against.stacked,
+        kind=kind,
+        dimensions=planned_dimensions(kind, against.reference.channels),
+        allow_few=options.allow_few_samples,
     )
+    check_facts(facts, options.metrics)
     if options.per_class:
         _require_labels(judged, against)
     space = open_space(judged, against, options, say, counting)
+    check_facts(facts.within(space), options.metrics)
     stacked = None
     if against.stacked and (options.metrics is None or "modes" in options.metrics):
         stacked = open_digits_space(against, say, counting)

@@ -13,6 +13,7 @@ from manege.config import stream
 from manege.data import PictureSet, read_set
 from manege.errors import ConfigError, DataError
 from manege.evaluation.options import Options
+from manege.files import user_path
 from manege.metrics import Counting
 from manege.rundir import RunDir
 from manege.sampler import Model, Samples, open_model
@@ -106,7 +107,7 @@ def _opened(subject: Subject, options: Options) -> Judged:
     if isinstance(subject, np.ndarray):
         made = set_of_array(subject, "array", None)
         return Judged(made.name, made.digest, pictures=made)
-    path = Path(subject).expanduser()
+    path = user_path(subject)
     if (path / "model.json").is_file():
         model = open_model(path)
         return Judged(str(path), model.digest, model=model)

@@ -7,8 +7,9 @@ the digests of the pictures it was trained on.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -180,9 +181,11 @@ def train(
     targets_N = torch.from_numpy(numbers(pictures, labels))
     seen = examples(len(pictures))
     steps = seen // _BATCH
+    size, purpose = min(_BATCH, len(pictures)), "feature network order"
+    order = batches(len(pictures), size, steps, seed=0, purpose=purpose)
     device.keep_memory()
     with device.threads(1):
-        for step, batch in enumerate(_batches(len(pictures), steps)):
+        for step, batch in enumerate(map(torch.from_numpy, order)):
             set_rate(optimiser, step, steps)
             x_BCSS = _shifted(to_floats(bytes_NSSC[batch]), step)
             logits_BK = network.logits(network.features(x_BCSS))
@@ -209,16 +212,20 @@ def set_rate(optimiser: torch.optim.SGD, step: int, steps: int) -> None:
         group["lr"] = _RATE * min((done + 1 / steps) / _WARM_UP, (1 - done) / (1 - _WARM_UP))
 
 
-def _batches(num_pictures: int, steps: int) -> list[torch.Tensor]:
-    """Pass after pass in ever new order; what is left of a pass begins the next one's batch."""
-    size = min(_BATCH, num_pictures)
-    passes = -(-steps * size // num_pictures)
-    orders = [
-        stream(0, cell="", purpose="feature network order", round_=number).permutation(num_pictures)
-        for number in range(passes)
-    ]
-    order = torch.from_numpy(np.concatenate(orders))
-    return [order[step * size : (step + 1) * size] for step in range(steps)]
+def batches(
+    num_pictures: int, size: int, steps: int, *, seed: int, purpose: str
+) -> Iterator[np.ndarray]:
+    """So many batches of rows: pass after pass in ever new order.
+
+    What is left of a pass begins the next one's batch, so that all are of one size.
+    """
+    left, passes = np.empty(0, np.int64), count()
+    for _ in range(steps):
+        while len(left) < size:
+            rng = stream(seed, cell="", purpose=purpose, round_=next(passes))
+            left = np.concatenate([left, rng.permutation(num_pictures)])
+        yield left[:size]
+        left = left[size:]
 
 
 def _shifted(x_BCSS: torch.Tensor, step: int) -> torch.Tensor:

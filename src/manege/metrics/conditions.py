@@ -5,12 +5,12 @@ All of it is known before anything is drawn or computed: who asks for too much i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from manege.data import PictureSet, Toy
 from manege.errors import ConfigError, DataError
-from manege.metrics.frechet import SAMPLES_PER_DIMENSION
+from manege.metrics.frechet import enough_for_frechet
 from manege.metrics.inception import Inception
 from manege.metrics.spaces import CLEAN, INCEPTION, Space
 from manege.metrics.weights import NO_HEAD
@@ -47,9 +47,17 @@ class Facts:
     toy: Toy | None = None
     stacked: bool = False
     """Whether the pictures are three digits stacked."""
+    kind: str | None = None
+    """Of feature space; None while it is not known yet."""
+    dimensions: int | None = None
+    """Of feature space, likewise."""
     space: Space | None = None
-    """None while it is not known yet."""
+    """None while it is not open yet."""
     allow_few: bool = False
+
+    def within(self, space: Space) -> Facts:
+        """All that is known once the space is open."""
+        return replace(self, kind=space.kind, dimensions=space.dimensions, space=space)
 
 
 def check_groups(names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -83,8 +91,8 @@ def check_facts(facts: Facts, groups: tuple[str, ...] | None) -> None:
     if len(facts.reference) < FEWEST:
         raise DataError(
             f"{facts.reference.name}: {len(facts.reference)} reference pictures "
-            f"({facts.reference.split}), expected at least {FEWEST}; give more, or another "
-            "--reference"
+            f"({facts.reference.split}), expected at least {FEWEST}; give more"
+            f"{', or another --reference' if facts.other is not None else ''}"
         )
     for group in groups or ():
         if (reason := why_not(group, facts)) is not None:
@@ -93,20 +101,21 @@ def check_facts(facts: Facts, groups: tuple[str, ...] | None) -> None:
 
 def why_not(group: str, facts: Facts) -> str | None:
     """Why a group of scores cannot be had, as far as is known, or None."""
-    fewer = min(facts.generated[1], len(facts.reference))
-    space, labels = facts.space, facts.reference.labels
+    generated, space, labels = facts.generated[1], facts.space, facts.reference.labels
     match group:
-        case "fd" if space is not None:
-            return None if facts.allow_few else _too_few(fewer, space)
-        case "is" if space is not None:
-            if space.kind != INCEPTION:
+        case "fd":
+            sets = {"generated": generated, "reference": len(facts.reference)}
+            return _too_few(facts, sets)
+        case "is" if facts.kind is not None:
+            if facts.kind != INCEPTION:
                 return "needs --features inception"
-            assert isinstance(space.network, Inception)
-            if not space.network.has_head:
-                return NO_HEAD
-            if facts.generated[1] < SPLITS:
-                return f"{facts.generated[1]} pictures cannot be split into {SPLITS}; give more"
-            return None if facts.allow_few else _too_few(facts.generated[1], space)
+            if generated < SPLITS:
+                return f"{generated} pictures cannot be split into {SPLITS}; give more"
+            if space is not None:
+                assert isinstance(space.network, Inception)
+                if not space.network.has_head:
+                    return NO_HEAD
+            return _too_few(facts, {"generated": generated})
         case "labels":
             if labels is None or (space is not None and not space.labels):
                 return "needs labelled reference data and a feature network that knows labels"
@@ -122,21 +131,23 @@ def why_not(group: str, facts: Facts) -> str | None:
     return None
 
 
-def fewest_for_frechet(space: Space) -> int:
+def fewest_for_frechet(kind: str, dimensions: int) -> int:
     """Fewer pictures than this in a set, and a Fréchet distance is mostly bias."""
-    if space.kind in (INCEPTION, CLEAN):
-        return FEWEST_FOR_FID
-    return SAMPLES_PER_DIMENSION * space.dimensions
+    return FEWEST_FOR_FID if kind in (INCEPTION, CLEAN) else enough_for_frechet(dimensions)
 
 
-def _too_few(count: int, space: Space) -> str | None:
-    fewest = fewest_for_frechet(space)
-    if count >= fewest:
+def _too_few(facts: Facts, sets: Mapping[str, int]) -> str | None:
+    """Why the smallest of these sets does not do for a Fréchet distance, or None."""
+    if facts.allow_few or facts.kind is None or facts.dimensions is None:
         return None
-    what = f"a Fréchet distance in {space.dimensions} dimensions"
-    if space.kind in (INCEPTION, CLEAN):
-        what = "FID and IS"
+    fewest = fewest_for_frechet(facts.kind, facts.dimensions)
+    which = min(sets, key=lambda name: sets[name])
+    if sets[which] >= fewest:
+        return None
+    what = f"a Fréchet distance in {facts.dimensions} dimensions, which takes"
+    if facts.kind in (INCEPTION, CLEAN):
+        what = "FID and IS, which take"
     return (
-        f"{count:,} pictures are too few for {what}, which takes {fewest:,}; use kid, or "
+        f"{sets[which]:,} {which} pictures are too few for {what} {fewest:,}; use kid, or "
         "--allow-few-samples"
     )

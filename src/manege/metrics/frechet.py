@@ -174,9 +174,9 @@ def _influence(set_: Spread, apart_D: Tensor, turn_RK: Tensor, s_K: Tensor) -> f
     return float((2 * towards_N + set_.square_N - moved_N).var() / set_.count)
 
 
-def enough_for_frechet(count: int, dimensions: int) -> bool:
-    """Whether so many samples are enough for a distance in so many dimensions."""
-    return count >= SAMPLES_PER_DIMENSION * dimensions
+def enough_for_frechet(dimensions: int) -> int:
+    """Samples that a distance in so many dimensions takes."""
+    return SAMPLES_PER_DIMENSION * dimensions
 
 
 def root(set_: Moments) -> Tensor:

@@ -23,14 +23,23 @@ LARGEST_SIDE = 32
 """Larger pictures are averaged down to this side first: the cost stays that of small ones."""
 
 
+def _width(channels: int) -> int:
+    return 16 if channels == 1 else 32
+
+
+def feature_dimensions(channels: int) -> int:
+    """Length of a :class:`FeatureNetwork`'s feature rows."""
+    return 4 * _width(channels)
+
+
 class FeatureNetwork(nn.Module):
     """Four 3×3 convolutions with BatchNorm, halved in between, averaged over the picture."""
 
     def __init__(self, channels: int, num_labels: int) -> None:
         super().__init__()
-        width = 16 if channels == 1 else 32
+        width = _width(channels)
         widths = [channels, width, 2 * width, 4 * width, 4 * width]
-        self.dimensions = widths[-1]
+        self.dimensions = feature_dimensions(channels)
         self.convs = nn.ModuleList(
             nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
             for inputs, outputs in pairwise(widths)
@@ -58,10 +67,10 @@ class MnistLogits(nn.Module):
     """The MNIST classifier of Lipizzaner; its ten logits are the features."""
 
     SHAPE = PictureShape(size=28, channels=1)
+    dimensions = 10
 
     def __init__(self) -> None:
         super().__init__()
-        self.dimensions = 10
         self.conv1 = nn.Conv2d(1, 10, 5)
         self.conv2 = nn.Conv2d(10, 20, 5)
         self.fc1 = nn.Linear(320, 50)
@@ -83,10 +92,7 @@ class Points(nn.Module):
     """The toys' points as they are."""
 
     SHAPE = PictureShape(size=1, channels=2)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dimensions = 2
+    dimensions = 2
 
     def features(self, x_BCSS: Tensor) -> Tensor:
         """B×2."""

@@ -20,6 +20,9 @@ KIND = "inception-features"
 MOST_BYTES = 4 << 30
 """What they may take in the cache, 8 kB a picture; the longest unused go first."""
 
+REVISION = 1
+"""Change it whenever the network's or the resizes' arithmetic changes: it is part of the key."""
+
 PART = 256
 BATCH = 16
 
@@ -43,14 +46,15 @@ def inception_features(
     computed = False
     for start in range(0, count, PART):
         part = np.array(pictures_NSSC[start : start + PART], order="C")
-        key = cache.key(KIND, name, part.shape, hashlib.sha256(part.data).hexdigest())
+        key = cache.key(KIND, REVISION, name, part.shape, hashlib.sha256(part.data).hexdigest())
         entry = cache.find(key, kind=KIND)
-        if entry is None:
+        rows = None if entry is None else entry.verified()
+        if entry is None or rows is None:
             rows = _computed(network, part, start, count, progress).view(np.uint8)
             entry = cache.store(key, rows.shape, (), [rows], kind=KIND)
             computed = True
         entry.mark_used()
-        features_ND[start : start + PART] = np.array(entry.open()).view(np.float32)
+        features_ND[start : start + PART] = rows.view(np.float32)
         if progress is not None:
             progress(start + len(part), count)
     if computed:

@@ -58,7 +58,7 @@ class ClassScorer:
             "--set score.samples": self.config.samples,
             **{f"class {cell!r}": count for cell, count in counts.items()},
         }.items():
-            if not enough_for_frechet(count, self.space.dimensions):
+            if count < enough_for_frechet(self.space.dimensions):
                 raise ConfigError(
                     f"--score fd: {what} has {count} pictures, too few for a Fréchet distance in "
                     f"{self.space.dimensions} dimensions; use --score kid"

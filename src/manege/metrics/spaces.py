@@ -25,7 +25,7 @@ from manege.data import PictureSet, cache
 from manege.errors import CheckpointError, DataError
 from manege.files import blaming, make_folder, read_capped, write_atomic
 from manege.metrics.estimate import Estimate
-from manege.metrics.inception import Inception
+from manege.metrics.inception import DIMENSIONS, Inception
 from manege.metrics.inception import clean as clean_inception
 from manege.metrics.networks import (
     FeatureNetwork,
@@ -33,6 +33,7 @@ from manege.metrics.networks import (
     Network,
     Points,
     bare,
+    feature_dimensions,
     initialise_random,
 )
 from manege.metrics.parts import inception_features
@@ -47,6 +48,14 @@ INCEPTION, CLEAN = "inception", "inception-clean"
 _CAP_BYTES = 1 << 26
 _CHUNK_BYTES = 1 << 25
 """What the widest layer may take for the pictures that go through the network together."""
+
+
+def planned_dimensions(kind: str, channels: int) -> int | None:
+    """Of a feature space that `--features` asks for by name; None where a folder tells."""
+    known = {INCEPTION: DIMENSIONS, CLEAN: DIMENSIONS, MNIST_LOGITS: MnistLogits.dimensions}
+    own = Points.dimensions if channels == 2 else feature_dimensions(channels)
+    return (known | dict.fromkeys(("auto", CLASSIFIER, RANDOM), own)).get(kind)
+
 
 Progress = Callable[[int, int], None]
 """Called now and then with (done, in all)."""

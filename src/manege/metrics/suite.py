@@ -98,9 +98,8 @@ class _Measuring:
             other=contest.other,
             toy=contest.toy,
             stacked=contest.stacked is not None,
-            space=contest.space,
             allow_few=contest.allow_few,
-        )
+        ).within(contest.space)
         check_facts(self._facts, groups)
         space = contest.space
         self._generated = space.features(contest.generated.pictures, counting("features: done"))
@@ -207,14 +206,12 @@ class _Measuring:
     def _frechet(self) -> None:
         generated, reference, real = self._generated, self._reference, self._real()
         space = self._contest.space
-        fewest = fewest_for_frechet(space)
-        few = min(len(generated), len(reference)) < fewest
-        enough_real = len(real) >= max(FEWEST, min(len(generated), fewest))
+        few = min(len(generated), len(reference)) < fewest_for_frechet(space.kind, space.dimensions)
         marks = ("few-samples",) if few else ()
         counts = len(generated), len(reference)
         if space.kind in (INCEPTION, CLEAN):
             target = spread(reference)
-            floor = frechet_between(spread(real), target) if enough_real else None
+            floor = frechet_between(spread(real), target) if self._as_many(real) else None
             name = "fid" if space.kind == INCEPTION else "clean-fid"
             found = frechet_between(spread(generated), target)
             self._add(name, found, counts, floor=floor, marks=marks)
@@ -225,19 +222,19 @@ class _Measuring:
             counts,
             # Published Lipizzaner numbers bear this name.
             shown_as=f"fid-{MNIST_LOGITS}" if space.kind == MNIST_LOGITS else None,
-            floor=frechet(real, reference) if enough_real else None,
+            floor=frechet(real, reference) if self._as_many(real) else None,
             marks=marks,
         )
 
     def _inception_score(self) -> None:
         real = self._real()
-        few = len(self._generated) < fewest_for_frechet(self._contest.space)
-        same = len(real) == len(self._generated)
+        space = self._contest.space
+        few = len(self._generated) < fewest_for_frechet(space.kind, space.dimensions)
         self._add(
             "is",
             self._score_of_splits(self._generated),
             (len(self._generated), 0),
-            floor=self._score_of_splits(real) if same else None,
+            floor=self._score_of_splits(real) if self._as_many(real) else None,
             marks=("few-samples",) if few else (),
         )
 
@@ -249,10 +246,9 @@ class _Measuring:
 
     def _prdc(self) -> None:
         real = self._real()
-        found = self._equal_prdc(self._generated)
-        floor = self._equal_prdc(real)[1] if len(real) > NEIGHBOURS else {}
-        count = found[0]
-        for name, estimate in found[1].items():
+        count, found = self._equal_prdc(self._generated)
+        floor = self._equal_prdc(real)[1] if min(len(real), len(self._reference)) == count else {}
+        for name, estimate in found.items():
             self._add(name, estimate, (count, count), floor=floor.get(name))
 
     def _equal_prdc(self, features: np.ndarray) -> tuple[int, dict[str, Estimate]]:
@@ -339,6 +335,10 @@ class _Measuring:
         rows = self._choice(total, min(total, len(self._generated)))
         # Each class takes its own of all of them.
         return self._real_features()[rows] if self._contest.classes else self._real_features(rows)
+
+    def _as_many(self, real: np.ndarray) -> bool:
+        """Whether what real pictures get can stand beside a score that depends on the number."""
+        return len(real) == len(self._generated)
 
     def _real_features(self, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
         space, other = self._contest.space, self._contest.other

@@ -27,7 +27,7 @@ from torch import Tensor
 from manege.data import cache_folder
 from manege.data.published import download_folder, fetch
 from manege.errors import DataError
-from manege.files import blaming, make_folder, read_capped, write_atomic
+from manege.files import blaming, make_folder, read_capped, user_path, write_atomic
 from manege.metrics.inception import DIMENSIONS, HEAD, OUTPUTS, shapes
 
 VARIABLE = "MANEGE_INCEPTION_WEIGHTS"
@@ -44,7 +44,7 @@ SCRIPT_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa3
 
 NO_HEAD = (
     f"the weights at hand ({SCRIPT} of {PACKAGE}) lack the network's last layer; give "
-    f"--inception-weights {FILE}"
+    f"--inception-weights {FILE}, to be had from {URL}"
 )
 
 _CAP_BYTES = 1 << 28
@@ -75,7 +75,7 @@ def load_weights(file: Path | None = None) -> Weights:
     """
     if file is not None:
         return _from_file(file, f"--inception-weights {file}")
-    if (own := os.environ.get(VARIABLE)) is not None:
+    if own := os.environ.get(VARIABLE):
         return _from_file(Path(own), f"{VARIABLE}={own}")
     for path in _in_torch_cache():
         with contextlib.suppress(DataError):
@@ -110,9 +110,9 @@ def _download() -> Path:
 
 def _from_file(path: Path, called: str) -> Weights:
     """The weights in one of the published files, kept in our own form from then on."""
-    expected = f"expected {FILE}, or {SCRIPT} of the package {PACKAGE}"
+    expected = f"expected {FILE} ({URL}), or {SCRIPT} of the package {PACKAGE}; give one of them"
     try:
-        content = read_capped(path.expanduser(), _CAP_BYTES)
+        content = read_capped(user_path(path), _CAP_BYTES)
     except OSError as error:
         reason = error.strerror or error
         raise DataError(f"{called}: cannot be read ({reason}); {expected}") from None
@@ -212,5 +212,6 @@ def _kept(source_sha256: str) -> Weights | None:
             tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
             return _weights(tensors, _READERS[source_sha256][0], source_sha256)
         except (OSError, ValueError, KeyError, safetensors.SafetensorError):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # Somebody else's cache, or no file at all.
+                path.unlink()
     return None

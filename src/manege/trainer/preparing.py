@@ -18,6 +18,7 @@ from manege import device, pictures
 from manege.config import DcganNetworks, Method, RunConfig, amended, stream, to_yaml
 from manege.data import KNOWN, Dataset, Split, open_dataset, set_of
 from manege.errors import ConfigError
+from manege.files import user_path
 from manege.metrics import (
     Space,
     Telling,
@@ -216,7 +217,7 @@ def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
     """The configuration with what the data decided: size, channels, where a path lies."""
     source = config.data.source
     if source not in KNOWN:
-        source = str(Path(source).expanduser().resolve())  # Resume may start elsewhere.
+        source = str(user_path(source).resolve())  # Resume may start elsewhere.
     flip = config.training.flip
     settled = {
         "data.source": source,

@@ -199,6 +199,18 @@ def test_who_is_stopped_goes_on_with_the_next_part(network, own_cache, monkeypat
     assert sum(seen) == 7
 
 
+def test_features_that_were_damaged_are_computed_again(network, own_cache, monkeypatch):
+    monkeypatch.setattr(inception, "SIDE", 75)
+    some = noise(3, 8, seed=3)
+    whole = parts.inception_features(network, "a", some)
+    (array,) = own_cache.rglob("*.npy")
+    content = array.read_bytes()
+    array.write_bytes(content[:-4000] + bytes(4000))
+    again = parts.inception_features(network, "a", some)
+    np.testing.assert_allclose(again, whole, rtol=1e-4, atol=1e-5)
+    assert array.read_bytes()[-4000:] != bytes(4000)
+
+
 def test_what_was_used_longest_ago_leaves_the_cache_first(own_cache):
     keys = [cache.key(number) for number in range(3)]
     for key in keys:

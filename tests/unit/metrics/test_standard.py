@@ -133,8 +133,8 @@ def test_fid_of_few_pictures_is_refused_unless_allowed(contest, monkeypatch):
         with pytest.raises(ConfigError) as told:
             run(honest, group)
         text = str(told.value)
-        assert text.startswith(f"--metrics {group}: {COUNT} pictures are too few for FID and IS")
-        assert "takes 10,000; use kid, or --allow-few-samples" in text
+        assert text.startswith(f"--metrics {group}: {COUNT} generated pictures are too few for FID")
+        assert "FID and IS, which take 10,000; use kid, or --allow-few-samples" in text
     left_out = run(honest).left_out
     assert {"fd", "is"} <= left_out.keys()
     monkeypatch.setattr(conditions, "FEWEST_FOR_FID", COUNT)

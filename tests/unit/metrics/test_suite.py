@@ -240,6 +240,23 @@ def test_the_floor_is_of_as_many_real_pictures_as_were_generated(parts, classifi
     assert wide.floor.high - wide.floor.low > 2 * (narrow.floor.high - narrow.floor.low)
 
 
+def test_scores_that_depend_on_the_number_have_no_floor_of_fewer_pictures(parts, classifier):
+    """Fewer real pictures have a larger Fréchet distance: a generator would seem to beat them."""
+    _, train = parts
+    half = len(train) // 2
+    some, rest = (
+        replace(train, pictures=train.pictures[rows], labels=train.labels[rows])
+        for rows in (slice(half), slice(half, None))
+    )
+    few = replace(rest, pictures=rest.pictures[:60], labels=rest.labels[:60])
+    contest = Contest(as_set(noise(half)), some, classifier, other=few, allow_few=True)
+    found = named(run(contest, "kid", "fd", "prdc"))
+    assert found["kid"].floor is not None
+    assert {found[name].floor for name in ("fd", "precision", "coverage")} == {None}
+    as_many = named(run(replace(contest, other=rest), "fd", "prdc"))
+    assert None not in {as_many[name].floor for name in ("fd", "precision", "coverage")}
+
+
 def test_without_another_split_there_is_no_floor(parts, classifier):
     held_out, train = parts
     found = run(Contest(train, held_out, classifier))
@@ -254,8 +271,10 @@ def test_a_frechet_distance_of_few_pictures_is_left_out_refused_or_marked(parts,
     held_out, train = parts
     contest = Contest(train, held_out, classifier)
     left_out = run(contest).left_out["fd"]
-    assert "53 pictures are too few" in left_out
-    with pytest.raises(ConfigError, match="--metrics fd: 53 pictures are too few") as told:
+    assert "53 reference pictures are too few" in left_out
+    with pytest.raises(
+        ConfigError, match="--metrics fd: 53 reference pictures are too few"
+    ) as told:
         run(contest, "kid", "fd")
     assert "--allow-few-samples" in str(told.value)
     assert len(str(told.value).splitlines()) == 1
