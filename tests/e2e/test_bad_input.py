@@ -718,7 +718,7 @@ RUNS = [
     Case(
         "samples into a foreign folder",
         "sample run --force -o animals",
-        ("animals: a folder that `manege sample` did not make", "another name"),
+        ("animals: a folder that manege did not make", "another name"),
         prepare=animals,
     ),
     Case(

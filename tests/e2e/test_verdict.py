@@ -205,7 +205,6 @@ def test_balanced_data_have_nothing_to_balance(manege: Command, run: Path) -> No
     assert done.err.startswith(sentence)
     tree = manege("verdict", "run", *QUICK, "--json").json
     assert (tree["outcome"], list(tree["arms"])) == ("nothing-to-balance", ["a", "f"])
-    assert tree["cas"]["real_to_synthetic"]["value"] >= 0
     assert tree["memorisation"]["pictures"] == 3 * 165
 
 
@@ -253,6 +252,17 @@ def test_export_balances_every_class_to_a_number(
     assert pictures_in(tmp_path / "more") == {"3": 130}
 
 
+def test_one_class_alone_can_be_added_to(manege: Command, tmp_path: Path) -> None:
+    train = ("train", "digits", "--classes", "3", "--rounds", "1", *TINY, "--out", "one")
+    assert manege(*train).code == 0
+    assert manege("export", "one", "--balance-to", "170", "-o", "more").code == 0
+    assert pictures_in(tmp_path / "more") == {"3": 5}
+    for command in (("verdict", "one"), ("export", "one", "--balance-to", "170", "--gate")):
+        done = manege(*command, *(("-o", "gated") if command[0] == "export" else ()))
+        assert (done.code, done.err.count("\n")) == (2, 1)
+        assert "one: trained on one class, expected two or more" in done.err
+
+
 def test_export_without_it_still_writes_the_model(manege: Command, tail: Path) -> None:
     assert "3 classes, 8x8, grey" in manege("export", "tail", "-o", "model").out
 
@@ -286,6 +296,7 @@ def without_class(run: Path, label: str) -> None:
         ("verdict tail --sedes 3", ("--sedes", "manege verdict --help")),
         ("verdict tail --data nowhere", ("nowhere", "no dataset of that name")),
         ("verdict tail --data animals", ("animals", "has no '3', '7', '8'")),
+        ("verdict tail --data ~nobody-here/a", ("~nobody-here/a", "no such path")),
         ("verdict tail --data digitz", ("digitz", "did you mean digits?")),
         ("export tail -o m --gate", ("--gate", "expected --balance-to N")),
         ("export tail -o m --data digits", ("--data", "expected --balance-to N")),
@@ -293,6 +304,13 @@ def without_class(run: Path, label: str) -> None:
         ("export tail -o m --force", ("--force", "expected --balance-to N")),
         ("export tail -o m --balance-to 0", ("--balance-to 0", "at least 1")),
         ("export tail -o m --balance-to 20", ("--balance-to 20", "20 to 161", "more than")),
+        (
+            "export tail -o m --balance-to 99999999999999999999999",
+            ("--balance-to 99999999999999999999999", "MB of memory", "ask for fewer"),
+        ),
+        ("sample tail -o m -n 99999999999999999999999", ("-n 99999999999999999999999", "fewer")),
+        ("export tail -o tail/config.yaml --balance-to 30 --force", ("config.yaml", "a file")),
+        ("export tail -o m --balance-to 30 --data-root .", ("--data-root: ", "with --gate alone")),
         ("export tail -o m --balance-to x", ("--balance-to", "a valid integer")),
         ("export tail -o m.png --balance-to 30", ("m.png", "the name of a folder")),
         (
@@ -351,10 +369,25 @@ def test_a_damaged_training_is_named(judged: Path, tmp_path: Path) -> None:
         (tmp_path / "aside.json").rename(result)
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert "b-seed-1.npz: damaged" in done.err
-    result.write_text("{")
-    done = run_here("verdict", "tail", *QUICK, cwd=tmp_path)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "verdict-2-seeds.json: damaged" in done.err
+    for content in ("{", "[]", '{"protocol": {"seeds": 2}}'):
+        result.write_text(content)
+        done = run_here("verdict", "tail", *QUICK, cwd=tmp_path)
+        assert (done.code, done.err.count("\n")) == (2, 1)
+        assert "verdict-2-seeds.json: damaged" in done.err
+
+
+def test_figures_that_somebody_removed_are_drawn_again_or_not_named(
+    judged: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(judged / "tail", tmp_path / "tail")
+    (figure,) = folder.glob("verdict/*/verdict-2-seeds.png")
+    before = figure.read_bytes()
+    figure.unlink()
+    (figure.parent / "nearest.png").unlink()
+    done = run_here("verdict", "tail", *QUICK, "--json", cwd=tmp_path)
+    assert figure.read_bytes() == before
+    assert (done.json["figure"], done.json["pairs"]) == (str(figure.relative_to(tmp_path)), None)
+    assert "nearest.png" not in run_here("verdict", "tail", *QUICK, cwd=tmp_path).out
 
 
 # Models without labels, and the gate.

@@ -32,8 +32,8 @@ def check_free(out: Path, *, force: bool) -> None:
     if taken and not force:
         raise ConfigError(f"{out}: already exists; choose another name, or add --force")
     if taken and out.is_dir() and not (out / MANIFEST).is_file():
-        # Even then: only what an earlier `sample` wrote may be removed.
-        raise ConfigError(f"{out}: a folder that `manege sample` did not make; choose another name")
+        # Even then: only what an earlier command wrote may be removed.
+        raise ConfigError(f"{out}: a folder that manege did not make; choose another name")
     if out.suffix.lower() in (".jpg", ".jpeg", ".gif", ".npy", ".zip", ".bmp", ".webp"):
         raise ConfigError(f"{out}: found {out.suffix}, expected .png, .npz or a folder")
     if out.is_dir() and out.suffix.lower() in (".png", ".npz"):

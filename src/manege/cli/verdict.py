@@ -67,8 +67,9 @@ def verdict(
     with StopSignals() as stop:
         found = judge(run, options, Look(_tell, _display(), stop, _counter()))
     if json_:
-        files = {"file": str(found.file), "figure": str(found.figure), "pairs": str(found.pairs)}
-        emit_json({**found.tree, **files})
+        files = {"file": found.file, "figure": found.figure, "pairs": found.pairs}
+        told = {name: None if path is None else str(path) for name, path in files.items()}
+        emit_json({**found.tree, **told})
     else:
         _print(found)
 
@@ -129,9 +130,11 @@ def export(
         check_new_folder(out)
         model.report(export_run(run, out), out, as_json=json_)
         return
-    check_free(out, force=force)
     if out.suffix.lower() in (".png", ".npz"):
         raise ConfigError(f"-o {out}: found {out.suffix}, expected the name of a folder")
+    if out.is_file():
+        raise ConfigError(f"-o {out}: a file, expected the name of a folder; choose another name")
+    check_free(out, force=force)
     from manege.verdict import Options
 
     options = Options(data=data, data_root=data_root, gate=gate, seed=seed or 0)
@@ -160,7 +163,7 @@ def _export_pictures(run: Path, out: Path, to: int, options: Options, *, as_json
     for label, one in found.about["classes"].items():
         left_out = ", ".join(f"{number:,} {what}" for what, number in one["left_out"].items())
         said = f"; left out {left_out}" if left_out else ""
-        say(f"  {label:20} {one['real']:,} real, {one['kept']:,} drawn{said}")
+        say(f"  {label:20} {one['real']:,} real, {one['kept']:,} synthetic{said}")
 
 
 def _tell(text: str) -> None:
@@ -214,8 +217,8 @@ def _print(found: Verdict) -> None:
     if cas["real_to_synthetic"] is not None:
         say(f"  the reverse: {_percent(cas['real_to_synthetic'])} (real to synthetic)")
     say(
-        f"near-copies: {_percent(share)} of {tree['memorisation']['pictures']:,} pictures; "
-        "real ones 5.0"
+        f"near-copies: {_percent(share)} % of {tree['memorisation']['pictures']:,} pictures; of "
+        "real ones 5 %"
     )
     if copied := tree["memorisation"]["copied"]:
         say(f"  copied: {', '.join(copied)}")
@@ -224,7 +227,7 @@ def _print(found: Verdict) -> None:
         say(f"gate: left out {left_out}")
     say("")
     say(found.sentence)
-    for path in (found.file, found.figure, found.pairs):
+    for path in filter(None, (found.file, found.figure, found.pairs)):
         say(f"  {shlex.quote(str(path))}")
 
 
@@ -234,7 +237,7 @@ def _print_classes(tree: Mapping[str, Any]) -> None:
     if comparison is None:
         return
     over, arm = comparison["over"], comparison["arm"]
-    rows = [("class", "pictures", f"recall {over}", f"recall {arm}", "gain over the best at it")]
+    rows = [("class", "pictures", f"recall {over}", f"recall {arm}", "gain over its best")]
     for label, count in tree["protocol"]["data"]["train"].items():
         mark = " *" if label in comparison["helped"] else ""
         rows.append(

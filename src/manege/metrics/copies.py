@@ -98,13 +98,18 @@ def bound_of(
     """The fifth percentile of held-out pictures' distances to the training pictures.
 
     Where fewer than 20 are held out, each training picture is held against all others instead: it
-    is as far from them as a held-out one would be.
+    is as far from them as a held-out one would be. A picture that is there twice says nothing of
+    how near others come: with 0 for the percentile nothing would be a copy. So it counts once, and
+    not at all where it was trained on. Of the training pictures two must differ.
     """
-    left_out = len(held_out_NSSC) < ENOUGH
+    known = {picture.tobytes(): row for row, picture in enumerate(training_MSSC)}
+    fresh_NSSC = held_out_NSSC[[one.tobytes() not in known for one in held_out_NSSC]]
+    left_out = len(fresh_NSSC) < ENOUGH
+    distinct_MSSC = training_MSSC[sorted(known.values())]
     distance_N, _ = (
-        nearest_of(training_MSSC, training_MSSC, mirrored=mirrored, others=True)
+        nearest_of(distinct_MSSC, distinct_MSSC, mirrored=mirrored, others=True)
         if left_out
-        else nearest_of(held_out_NSSC, training_MSSC, mirrored=mirrored)
+        else nearest_of(fresh_NSSC, distinct_MSSC, mirrored=mirrored)
     )
     # This quantile leaves that part of *other* real pictures below it, however few set it.
     distance = float(np.quantile(distance_N, SHARE, method="weibull"))

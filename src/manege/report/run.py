@@ -385,7 +385,7 @@ def _kept(run: Run, file: Path) -> Kept | None:
 def _trial(run: Run, file: Path) -> Trial | None:
     try:
         tree = _tree(json.loads(file.read_text(encoding="utf-8")))
-        _check_trial(tree)
+        check_trial(tree)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         name = file.relative_to(run.path)
         run.notes.append(f"{name} is damaged and was left out.")
@@ -394,22 +394,33 @@ def _trial(run: Run, file: Path) -> Trial | None:
     return Trial(tree, file.stat().st_mtime, nearest if nearest.is_file() else None)
 
 
-def _check_trial(tree: Mapping[str, Any]) -> None:
-    """Nothing; an error when a verdict's file lacks what a report shows of it."""
-    str(tree["sentence"])
+def check_trial(tree: Mapping[str, Any]) -> None:
+    """Nothing; an error when a verdict's file lacks what is shown of it."""
+    for key in ("outcome", "sentence"):
+        str(tree[key])
     protocol, comparison = tree["protocol"], tree["comparison"]
     for key in ("seeds", "steps"):
         int(protocol[key])
     for part in ("train", "test"):
         sum(map(int, protocol["data"][part].values()))
-    estimates = [arm[key] for arm in tree["arms"].values() for key in ("accuracy", "mean_recall")]
+    str(protocol["data"]["name"])
+    arms = tree["arms"].values()
+    estimates = [arm[key] for arm in arms for key in ("accuracy", "mean_recall")]
+    estimates += [one for arm in arms for one in arm["recall"].values()]
     if comparison is not None:
         estimates += [comparison["mean_recall"], *comparison["recall"].values()]
         list(comparison["helped"])
     for one in (*estimates, *filter(None, tree["cas"].values())):
         for key in ("value", "low", "high"):
             float(one[key])
-    float(tree["memorisation"]["share"]["value"])
+    copies = tree["memorisation"]
+    for key in ("value", "low", "high"):
+        float(copies["share"][key])
+    int(copies["pictures"])
+    list(copies["copied"])
+    for one in tree["drawn"].values():
+        int(one["drawn"])
+        sum(map(int, one["left_out"].values()))
 
 
 def _age(path: Path) -> float:

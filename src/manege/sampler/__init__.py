@@ -3,7 +3,7 @@
 Owns everything between committed generators and pictures; trains nothing.
 """
 
-from manege.sampler.model import Component, Model, Samples
+from manege.sampler.model import Component, Model, Samples, require_memory
 from manege.sampler.runs import of_run, open_model, run_cells, run_config, run_data
 from manege.sampler.store import load, save
 
@@ -14,6 +14,7 @@ __all__ = [
     "load",
     "of_run",
     "open_model",
+    "require_memory",
     "run_cells",
     "run_config",
     "run_data",

@@ -23,7 +23,7 @@ import safetensors
 import safetensors.numpy
 import torch
 
-from manege import device
+from manege import device, machine
 from manege.cell.mixture import proportions
 from manege.config import ALL, stream
 from manege.errors import CheckpointError, ConfigError
@@ -167,6 +167,7 @@ class Model:
         """
         if count < 1:
             raise ConfigError(f"-n {count}: expected at least 1 picture")
+        require_memory(f"-n {count}", count, self.shape)
         if (label is not None) + balanced + (weights is not None) > 1:
             raise ConfigError("--label, --balanced and --weights exclude each other; give one")
         self._check_mixing(mixing, [label] if label is not None else weights or self.labels)
@@ -340,6 +341,16 @@ class Model:
         uniform_N = stream(seed, cell="", purpose="labels").random(count)
         names = list(weights)
         return [names[i] for i in _by_chance(weights.values(), uniform_N)]
+
+
+def require_memory(asked: str, count: int, shape: PictureShape) -> None:
+    """Refuse pictures that would not fit: they are drawn, put in order and written at once."""
+    need, free = 3 * count * shape.size**2 * shape.channels, machine.free_bytes()
+    if need > free:
+        raise ConfigError(
+            f"{asked}: so many pictures take {need >> 20:,} MB of memory, {free >> 20:,} MB are "
+            "free; ask for fewer at a time, each time with another --seed"
+        )
 
 
 def _owners(components: Sequence[Component], count: int, seed: int, mixing: Mixing) -> np.ndarray:

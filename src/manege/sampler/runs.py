@@ -79,14 +79,15 @@ def _of_grid(rundir: RunDir, config: RunConfig) -> Model:
         place = _Place(cell, ALL, tuple(counts))
         trained = _training_of(config) | {"rounds": found.round_, "weights": "raw"}
         trained["score"] = {"metric": _mixture_metric(config), **scored}
+        sha256 = hashlib.sha256(_generator_file(config, place, found)).hexdigest()
         components.append(
             Component(
                 label=ALL,
                 weight=weight * sum(counts.values()),
                 networks=config.networks,
                 trained=trained,
-                sha256=hashlib.sha256(_generator_file(config, place, found)).hexdigest(),
-                read=partial(_read_again, rundir, place, config),
+                sha256=sha256,
+                read=partial(_read_again, rundir, place, config, sha256),
                 cell=cell if len(weights) > 1 else None,
             )
         )
@@ -138,13 +139,14 @@ def _component(
         "weights": _last_weights(found) if best is None else best["weights"],
         "score": None if best is None else {"metric": config.score.metric.value, **best},
     }
+    sha256 = hashlib.sha256(_generator_file(config, place, found)).hexdigest()
     return Component(
         label=place.label,
         weight=weight,
         networks=config.networks,
         trained=trained,
-        sha256=hashlib.sha256(_generator_file(config, place, found)).hexdigest(),
-        read=partial(_read_again, rundir, place, config),
+        sha256=sha256,
+        read=partial(_read_again, rundir, place, config, sha256),
     )
 
 
@@ -158,12 +160,19 @@ def _training_of(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _read_again(rundir: RunDir, place: _Place, config: RunConfig) -> bytes:
+def _read_again(rundir: RunDir, place: _Place, config: RunConfig, sha256: str) -> bytes:
     """A label's generator; not kept in memory, for there may be a thousand."""
     found = rundir.load(place.cell, identity=config.identity())
     if found is None:
         raise CheckpointError(f"{rundir.path}: the checkpoints of cell {place.cell!r} are gone")
-    return _generator_file(config, place, found)
+    content = _generator_file(config, place, found)
+    if hashlib.sha256(content).hexdigest() != sha256:
+        # What is drawn would bear the name of other weights.
+        raise CheckpointError(
+            f"{rundir.path}: cell {place.cell!r} has another commit now than at first, expected a "
+            "run that rests; wait for its end, or try again"
+        )
+    return content
 
 
 def _generator_file(config: RunConfig, place: _Place, found: Checkpoint) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 from manege.errors import ConfigError
 from manege.metrics.classifier import examples
 from manege.rundir import RunDir
-from manege.sampler import Model, Samples, open_model, run_config, run_data
+from manege.sampler import Model, Samples, open_model, require_memory, run_config, run_data
 from manege.verdict.case import Options, open_case, require_classes
 from manege.verdict.gate import Drawn, bounds_of, draw, gate_of, train_looker
 from manege.verdict.look import Look, Work
@@ -46,13 +46,14 @@ def balance(
     real = _real(rundir)
     require_classes(run, model, tuple(real))
     if to < 1:
-        raise ConfigError(f"--balance-to {to}: expected at least 1")
+        raise ConfigError(f"--balance-to {to}: expected at least 1; give a larger number")
     wanted = {label: max(0, to - count) for label, count in real.items()}
     if not any(wanted.values()):
         raise ConfigError(
             f"--balance-to {to}: every class has that many pictures, {min(real.values()):,} to "
             f"{max(real.values()):,}; expected more than the smallest has"
         )
+    require_memory(f"--balance-to {to}", sum(wanted.values()), model.shape)
     gate = looker = None
     if options.gate or model.unlabelled:
         case = open_case(run, options)
@@ -62,7 +63,8 @@ def balance(
         gate = gate_of(case, looker, bounds_of(case)) if options.gate else None
     elif options.data or options.data_root:
         raise ConfigError(
-            "--data: the real pictures are looked at with --gate alone; leave it out, or add --gate"
+            f"{'--data' if options.data else '--data-root'}: the real pictures are looked at with "
+            "--gate alone; leave it out, or add --gate"
         )
     sieve = None if gate is None else gate.sieve(look)
     found = draw(model, wanted, options.seed, sieve=sieve, looker=looker, progress=look.drawn)

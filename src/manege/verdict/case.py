@@ -16,6 +16,7 @@ import numpy as np
 from manege.config import DataConfig, RunConfig
 from manege.data import KNOWN, Dataset, Split, open_dataset
 from manege.errors import ConfigError, DataError
+from manege.files import user_path
 from manege.rundir import RunDir
 from manege.sampler import Model, open_model, run_config, run_data
 
@@ -46,11 +47,13 @@ class Options:
         """Nothing; ConfigError for what makes no sense whatever is tried."""
         if not _FEWEST_SEEDS <= self.seeds <= _MOST_SEEDS:
             raise ConfigError(
-                f"--seeds {self.seeds}: expected {_FEWEST_SEEDS} to {_MOST_SEEDS}; one training "
-                "alone cannot tell luck from help"
+                f"--seeds {self.seeds}: expected {_FEWEST_SEEDS} to {_MOST_SEEDS}, since one alone "
+                "cannot tell luck from help; choose another number"
             )
         if self.steps is not None and not 1 <= self.steps <= _MOST_STEPS:
-            raise ConfigError(f"--steps {self.steps}: expected 1 to {_MOST_STEPS:,}")
+            raise ConfigError(
+                f"--steps {self.steps}: expected 1 to {_MOST_STEPS:,}; choose another number"
+            )
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed}: expected 0 or more")
 
@@ -119,7 +122,12 @@ def open_case(run: Path, options: Options) -> Case:
     rundir = RunDir.open(run)
     config = run_config(rundir)
     model = open_model(run)
-    require_classes(run, model, tuple(run_data(rundir)["classes"]))
+    labels = tuple(run_data(rundir)["classes"])
+    require_classes(run, model, labels)
+    if len(labels) < 2:
+        raise ConfigError(
+            f"{run}: trained on one class, expected two or more to tell apart; give another run"
+        )
     dataset = open_dataset(_data_config(config, options))
     _require_same_data(run, rundir, dataset)
     train = tuple(dataset.pictures(label, Split.TRAIN) for label in dataset.labels)
@@ -149,13 +157,9 @@ def open_case(run: Path, options: Options) -> Case:
 
 
 def require_classes(run: Path, model: Model, labels: tuple[str, ...]) -> None:
-    """Refuse a model that cannot draw some class, points, and data of one class."""
+    """Refuse a model that cannot draw some class, and points."""
     if model.shape.channels == 2:
         raise ConfigError(f"{run}: draws points, expected pictures; give a run on pictures")
-    if len(labels) < 2:
-        raise ConfigError(
-            f"{run}: trained on one class, expected two or more to tell apart; give another run"
-        )
     lacking = [] if model.unlabelled else [one for one in labels if one not in model.labels]
     if lacking:
         reasons = [f"{one!r} ({model.missing.get(one, 'not trained')})" for one in lacking]
@@ -170,7 +174,7 @@ def _data_config(config: RunConfig, options: Options) -> DataConfig:
     changes: dict[str, str] = {}
     if options.data is not None:
         known = options.data in KNOWN
-        changes["source"] = options.data if known else str(Path(options.data).expanduser())
+        changes["source"] = options.data if known else str(user_path(options.data))
     if options.data_root is not None:
         changes["root"] = options.data_root
     return config.data.model_copy(update=changes)

@@ -127,6 +127,12 @@ class Drawn:
 
 def bounds_of(case: Case) -> dict[str, Bound]:
     """For each class the distance that makes a near-copy."""
+    for label, pictures in zip(case.labels, case.train, strict=True):
+        if (pictures == pictures[0]).all():
+            raise DataError(
+                f"{case.name}: the {len(pictures)} training pictures of class {label!r} are all "
+                "the same, expected two that differ; add pictures, or train without it (--classes)"
+            )
     return {
         label: bound_of(train_, held_out, mirrored=case.mirrored)
         for label, train_, held_out in zip(case.labels, case.train, case.calibration, strict=True)

@@ -21,10 +21,11 @@ import safetensors.numpy
 import torch
 
 from manege.errors import CheckpointError
-from manege.files import read_capped
+from manege.files import machine_error, read_capped
 from manege.metrics.networks import FeatureNetwork, bare
 from manege.metrics.spaces import weights_of
 from manege.models import fill
+from manege.report.run import check_trial
 from manege.rundir import RunDir
 from manege.verdict.arms import Arm
 
@@ -94,9 +95,10 @@ class Shelf:
             return None
         try:
             tree = json.loads(blob)
+            check_trial(tree)
             if tree["protocol"]["seeds"] != seeds:
                 raise ValueError("of another number of seeds")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise self._damaged(name, error) from None
         return dict(tree)
 
@@ -118,11 +120,12 @@ class Shelf:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._damaged(name, error) from None
+            raise machine_error(self.path(name), error) from None
 
     def _damaged(self, name: str, error: Exception) -> CheckpointError:
         return CheckpointError(
-            f"{self.path(name)}: damaged ({error!r}); delete it, and it is made again"
+            f"{self.path(name)}: damaged ({error or type(error).__name__}); delete it, and it is "
+            "made again"
         )
 
 

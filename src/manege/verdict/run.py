@@ -37,7 +37,8 @@ class Verdict:
     tree: dict[str, Any]
     file: Path
     figure: Path
-    pairs: Path
+    pairs: Path | None
+    """The nearest pairs; None where somebody has removed them."""
 
     @property
     def outcome(self) -> Outcome:
@@ -121,15 +122,17 @@ def _tried(
     }
     name = result_name(options.seeds)
     shelf.write("nearest.png", copies.png())
-    shelf.write(name.replace(".json", ".png"), figure_of(tree))
     shelf.write_json(name, tree)
     return _verdict(shelf, tree, options.seeds)
 
 
 def _verdict(shelf: Shelf, tree: dict[str, Any], seeds: int) -> Verdict:
     name = result_name(seeds)
-    figure = shelf.path(name.replace(".json", ".png"))
-    return Verdict(tree, shelf.path(name), figure, shelf.path("nearest.png"))
+    drawn = name.replace(".json", ".png")
+    if not shelf.path(drawn).is_file():
+        shelf.write(drawn, figure_of(tree))
+    pairs = shelf.path("nearest.png")
+    return Verdict(tree, shelf.path(name), shelf.path(drawn), pairs if pairs.is_file() else None)
 
 
 def _protocol(case: Case, options: Options, steps: int) -> dict[str, Any]:

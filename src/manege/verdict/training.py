@@ -17,12 +17,13 @@ from torch.nn import functional as F
 
 from manege import device
 from manege.config import stream
-from manege.metrics.classifier import optimiser_of, set_rate
+from manege.metrics.classifier import batches, optimiser_of, set_rate
 from manege.metrics.networks import FeatureNetwork, bare
 from manege.models import initialise, to_floats
 
-RECIPE = 1
-"""Part of what names a trial: change it whenever the arithmetic below changes."""
+RECIPE = 2
+"""Part of what names a trial: change it whenever the arithmetic of a training, a bound or a
+finding changes."""
 BATCH = 64
 
 _CHUNK = 256
@@ -52,9 +53,12 @@ def train(lesson: Lesson, rows_N: np.ndarray, each: Callable[[int], None]) -> Fe
     network = bare(FeatureNetwork, lesson.pictures.shape[3], lesson.num_labels)
     initialise(network, stream(lesson.seed, cell="", purpose=f"{lesson.purpose} weights"))
     optimiser = optimiser_of(network)
+    purpose = f"{lesson.purpose} order"
+    order = batches(len(rows_N), BATCH, lesson.steps, seed=lesson.seed, purpose=purpose)
     device.keep_memory()
     with device.threads(1):
-        for step, batch in enumerate(_batches(lesson, rows_N)):
+        for step, numbers in enumerate(order):
+            batch = rows_N[numbers]
             set_rate(optimiser, step, lesson.steps)
             pictures_BSSC = lesson.pictures[batch]
             if lesson.augmented:
@@ -98,16 +102,3 @@ def _logits(network: FeatureNetwork, pictures_BSSC: np.ndarray) -> torch.Tensor:
     logits_BK = network.logits(network.features(x_BCSS))
     assert logits_BK is not None
     return logits_BK
-
-
-def _batches(lesson: Lesson, rows_N: np.ndarray) -> list[np.ndarray]:
-    """Pass after pass in ever new order; what is left of a pass begins the next one's batch."""
-    size = min(BATCH, len(rows_N))
-    passes = -(-lesson.steps * size // len(rows_N))
-    purpose = f"{lesson.purpose} order"
-    orders = [
-        stream(lesson.seed, cell="", purpose=purpose, round_=number).permutation(len(rows_N))
-        for number in range(passes)
-    ]
-    order = rows_N[np.concatenate(orders)]
-    return [order[step * size : (step + 1) * size] for step in range(lesson.steps)]
