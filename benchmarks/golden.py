@@ -2,7 +2,7 @@
 
 `python benchmarks/golden.py FOLDER [--pictures 10000] [--threads 2] [--data-root DIR]`: so many
 training pictures against so many test pictures. The TorchScript's features are kept in FOLDER 250
-pictures at a time, ours in manege's cache: whoever is stopped goes on. About two
+pictures at a time, ours in manege's cache: whoever is stopped goes on. Two to two and a half
 CPU hours for both networks at 10,000; `--only train` or `--only test` computes the
 TorchScript's features of one part and ends, so that two processes may share the work.
 """

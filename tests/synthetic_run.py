@@ -309,16 +309,25 @@ def trial(path: Path, labels: tuple[str, ...]) -> None:
     share = {"value": 0.9, "low": 0.88, "high": 0.92}
     gain = {"value": -0.006, "low": -0.028, "high": 0.016}
     arms = {
-        arm: {"title": title, "accuracy": share, "mean_recall": share}
+        arm: {
+            "title": title,
+            "accuracy": share,
+            "mean_recall": share,
+            "recall": dict.fromkeys(labels, share),
+        }
         for arm, title in (("a", "real"), ("b+c", "real, oversampled and augmented"), ("f", "made"))
     }
     tree = {
+        "outcome": "dont",
         "sentence": "Don't: <nothing> gained.",
         "protocol": {
             "seeds": 3,
             "steps": 300,
             "gate": False,
-            "data": {part: dict.fromkeys(labels, 50) for part in ("train", "test")},
+            "data": {
+                "name": "digits",
+                **{part: dict.fromkeys(labels, 50) for part in ("train", "test")},
+            },
         },
         "arms": arms,
         "comparison": {
@@ -328,7 +337,12 @@ def trial(path: Path, labels: tuple[str, ...]) -> None:
             "helped": [labels[0]],
         },
         "cas": {"synthetic_to_real": share, "real_to_synthetic": None},
-        "memorisation": {"share": {"value": 0.014, "low": 0.012, "high": 0.015}},
+        "memorisation": {
+            "share": {"value": 0.014, "low": 0.012, "high": 0.015},
+            "pictures": 100,
+            "copied": [],
+        },
+        "drawn": {label: {"kept": 50, "drawn": 50, "left_out": {}} for label in labels},
     }
     (folder / "verdict-3-seeds.json").write_text(json.dumps(tree))
     sheet(folder / "nearest.png", 24, 8, columns=12)
