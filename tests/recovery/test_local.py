@@ -20,6 +20,7 @@ import pytest
 
 from manege.failpoints import TRAINER, VARIABLE
 from manege.rundir import RunDir
+from manege.runtime.blame import DEATHS_AT_ONE_STEP
 from tests.e2e.command import run_here
 from tests.e2e.material import write_class
 from tests.recovery.forker import state_of
@@ -173,17 +174,33 @@ def test_any_number_of_trainers_gives_the_same_bits(method, wanted, workers, tmp
     assert not _events(path, "trainer_died")
 
 
+def _is_suspected(path: Path) -> bool:
+    """Whether a third death without a commit in between might be blamed on a cell's step.
+
+    On a busy machine one cell may not get on between three kills while others do.
+    """
+    deaths: Counter[str] = Counter()
+    for event in RunDir.open(path).events():
+        if event["event"] == "trainer_died":
+            deaths.update(event["cells"])
+        elif event["event"] in ("commit", "cell_finished"):
+            deaths.pop(event["cell"], None)
+    return max(deaths.values(), default=0) >= DEATHS_AT_ONE_STEP - 1
+
+
 def _killed_at_random(args: tuple[str, ...], path: Path, seed: int, kills: int) -> list[dict]:
     """A run that finished although its trainers were killed so often; their deaths."""
     rng, done = random.Random(seed), 0
     running = Running("train", *args, "--workers", 2, "--out", path)
     _at_work(path)
     while running.process.poll() is None and done < kills:
+        if _is_suspected(path):
+            time.sleep(0.02)
+            continue
         known = len(_events(path, "round"))
         if trainers := running.trainers():
             os.kill(rng.choice(trainers), signal.SIGKILL)
             done += 1
-        # A machine so busy that nothing moves between three kills would blame the step.
         while len(_events(path, "round")) == known and running.process.poll() is None:
             time.sleep(0.02)
         time.sleep(rng.uniform(0.05, 0.5))

@@ -112,6 +112,12 @@ def test_no_bound_depends_on_a_test_picture(case: Case, looker: Looker, gate: Ga
     assert gate_of(other, looker, gate.bounds).least == gate.least
 
 
+def test_a_class_of_one_picture_over_and_over_has_no_bound(case: Case) -> None:
+    same = replace(case, train=(case.train[0], case.train[1][:1].repeat(9, axis=0), case.train[2]))
+    with pytest.raises(DataError, match="the 9 training pictures of class '1' are all the same"):
+        bounds_of(same)
+
+
 # Drawing through it.
 
 
