@@ -23,7 +23,9 @@ from manege.cell.step import (
     Pair,
     Streams,
     draw_noise,
+    noises_in_step,
     train_step,
+    update_both,
     update_discriminator,
     update_generator,
 )
@@ -61,6 +63,7 @@ __all__ = [
     "kept_out",
     "new_pair",
     "new_state",
+    "noises_in_step",
     "overfitting",
     "probes",
     "proportions",
@@ -72,6 +75,7 @@ __all__ = [
     "tournament",
     "train_step",
     "uniform",
+    "update_both",
     "update_discriminator",
     "update_generator",
 ]

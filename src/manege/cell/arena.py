@@ -44,18 +44,21 @@ class Arena:
             discriminators: records.
         """
         self._judge = judge
-        self._reals = reals
+        self._device = reals.device
         self._z_NZ = z_NZ
         self._discriminators = discriminators
-        self._fakes = [self._drawn_by(record) for record in generators]
-        judged = [self._logits(record, [reals, *self._fakes]) for record in discriminators]
+        self._drawn = [self._drawn_by(record) for record in generators]
+        # Seen once: on features every further discriminator costs its heads alone.
+        self._reals, *self._fakes = (self._seen(pictures) for pictures in (reals, *self._drawn))
+        sets = [self._reals, *self._fakes]
+        judged = [self._logits(record, sets) for record in discriminators]
         self.generator_losses_GD = np.array([_generator_losses(fakes) for _, *fakes in judged]).T
         """The generators' losses: how far each discriminator is from taking their pictures."""
         self.discriminator_losses_DG = np.array([_discriminator_losses(one) for one in judged])
 
     def generator_against_all(self, record: np.ndarray) -> np.ndarray:
         """A newcomer's losses against each of the gathered discriminators."""
-        fakes = [self._drawn_by(record)]
+        fakes = [self._seen(self._drawn_by(record))]
         rows = [_generator_losses(self._logits(one, fakes)) for one in self._discriminators]
         return np.concatenate(rows)
 
@@ -65,7 +68,7 @@ class Arena:
 
     def diversity(self) -> float:
         """Mean distance between the pictures of two gathered generators at the same latent."""
-        flat = [fakes.flatten(1) for fakes in self._fakes]
+        flat = [fakes.flatten(1) for fakes in self._drawn]
         apart = [
             float((one - other).norm(dim=1).mean())
             for number, one in enumerate(flat)
@@ -79,7 +82,15 @@ class Arena:
         generator.load(record)
         generator.network.eval()
         drawn = torch.cat([generator.network(z_BZ) for z_BZ in self._z_NZ.split(_CHUNK)])
-        return drawn.to(self._reals.device)
+        return drawn.to(self._device)
+
+    @torch.no_grad()
+    def _seen(self, pictures: Tensor) -> Tensor:
+        """What discriminators see of pictures; all of them the same."""
+        network = self._judge.discriminator.network
+        if not network.sees_features:
+            return pictures
+        return torch.cat([network.observe(part) for part in pictures.split(_CHUNK)])
 
     @torch.no_grad()
     def _logits(self, record: np.ndarray, sets: Sequence[Tensor]) -> list[Tensor]:

@@ -29,7 +29,7 @@ def overfitting(pair: Pair, trained: Batch, kept: Batch, fakes: Batch) -> float:
     network.eval()  # Looking must not change BatchNorm's statistics.
     try:
         seen, unseen, fake = (
-            float(network(batch.pictures, None, batch.labels_B).mean())
+            float(network(network.observe(batch.pictures), None, batch.labels_B).mean())
             for batch in (trained, kept, fakes)
         )
     finally:

@@ -20,13 +20,15 @@ from manege.cell.individual import Individual
 from manege.cell.score import Best, Judgement, Weights
 from manege.cell.step import Pair
 from manege.cell.trail import Trail
-from manege.config import RunConfig, SpectralConstraint, Training, stream
+from manege.config import Critic, FeatureCritic, RunConfig, SpectralConstraint, Training, stream
 from manege.device import Devices, both
 from manege.models import (
+    FrozenFeatures,
     Generator,
     PictureShape,
     Spec,
     build_discriminator,
+    build_feature_discriminator,
     build_generator,
     fill,
     initialise,
@@ -234,6 +236,7 @@ def new_state(
     shape: PictureShape,
     on: torch.device | Devices,
     num_labels: int = 0,
+    features: FrozenFeatures | None = None,
 ) -> CellState:
     """Centre 0 of a cell, a function of the seed and the cell's key."""
     pair = new_pair(
@@ -244,6 +247,7 @@ def new_state(
         stream(config.seed, cell=cell, purpose="init generator"),
         stream(config.seed, cell=cell, purpose="init discriminator"),
         num_labels,
+        None if features is None else (config.critic, features),
     )
     return CellState(
         pair,
@@ -268,14 +272,24 @@ def new_pair(
     generator_rng: np.random.Generator,
     discriminator_rng: np.random.Generator,
     num_labels: int = 0,
+    sees: tuple[Critic, FrozenFeatures] | None = None,
 ) -> Pair:
-    """An untrained pair, on one device or each network on its own."""
+    """An untrained pair, on one device or each network on its own.
+
+    With `sees` the discriminator is heads on those features, where `spec` has one that sees pixels.
+    """
     devices = both(on)
     generator = Individual(build_generator(spec, shape, num_labels), devices.generator)
     spectral = isinstance(training.constraint, SpectralConstraint)
-    discriminator = Individual(
-        build_discriminator(spec, shape, num_labels, spectral=spectral), devices.discriminator
-    )
+    if sees is None:
+        judge = build_discriminator(spec, shape, num_labels, spectral=spectral)
+    else:
+        critic, features = sees
+        assert isinstance(critic, FeatureCritic)
+        judge = build_feature_discriminator(
+            critic, features.to(devices.discriminator), num_labels, spectral=spectral
+        )
+    discriminator = Individual(judge, devices.discriminator)
     initialise(generator.network, generator_rng)
     initialise(discriminator.network, discriminator_rng)
     generator.set_learning_rate(training.optimiser.generator_lr)

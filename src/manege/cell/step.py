@@ -63,6 +63,8 @@ class Batch(NamedTuple):
     """In [-1, 1]."""
     labels_B: Tensor | None = None
     """The fakes made beside them get the same labels."""
+    seen_BF: Tensor | None = None
+    """What the discriminator sees of the pictures, where that is known already."""
 
 
 class Noise(NamedTuple):
@@ -117,6 +119,8 @@ def draw_noise(
     training: Training,
     augment: float = 0.0,
     shape: PictureShape | None = None,
+    *,
+    holes: bool = True,
 ) -> Noise:
     """The noise of one update, from the cell's own streams; `augment` is the chance of a change."""
     device = pair.discriminator.record.device
@@ -129,7 +133,9 @@ def draw_noise(
     mix_B = streams.mixing.random(batch, dtype=np.float32) if mixes else None
     changes: list[Changes | None] = [None, None]
     if augment > 0 and shape is not None:
-        drawn = [draw_changes(streams.changes, batch, shape.size, augment) for _ in range(2)]
+        drawn = [
+            draw_changes(streams.changes, batch, shape.size, augment, holes=holes) for _ in range(2)
+        ]
         changes = [Changes(*(tensor.to(device) for tensor in one)) for one in drawn]
     ready = [None if one is None else torch.from_numpy(one).to(device) for one in (*factors, mix_B)]
     z_BZ = z_BZ.to(pair.generator.record.device)
@@ -146,15 +152,28 @@ def _dropout_factors(
     return kept * np.float32(1 / (1 - network.dropout))
 
 
+def noises_in_step(pair: Pair, training: Training) -> int:
+    """How many noises `train_step` takes: where one pass serves both updates, one less."""
+    return training.n_critic + (0 if pair.discriminator.network.sees_features else 1)
+
+
 def train_step(pair: Pair, reals: list[Batch], noise: list[Noise], training: Training) -> Tensor:
     """Losses (discriminator's, generator's) of some discriminator updates, then one generator's.
 
     Args:
         pair: updated in place.
         reals: a batch for each discriminator update.
-        noise: one for each discriminator update and one for the generator's.
+        noise: one for each discriminator update and one for the generator's; a critic on features
+            takes the last two as one.
         training: the loss, the constraint, the optimiser.
     """
+    if pair.discriminator.network.sees_features:
+        losses = [
+            update_discriminator(pair, batch, one, training)
+            for batch, one in zip(reals[:-1], noise[:-1], strict=True)
+        ]
+        last, generator_loss = update_both(pair, reals[-1], noise[-1], training)
+        return torch.stack([torch.stack([*losses, last]).mean(), generator_loss])
     # Discriminator first: the generator's gradient must see the updated one.
     losses = [
         update_discriminator(pair, batch, one, training)
@@ -166,11 +185,11 @@ def train_step(pair: Pair, reals: list[Batch], noise: list[Noise], training: Tra
 
 def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Training) -> Tensor:
     """The discriminator's loss before its update, penalties included."""
-    reals = _augmented(batch.pictures, noise.real_changes)
+    discriminator, constraint = pair.discriminator, training.constraint
+    reals = _seen(discriminator.network, batch, noise)
     with torch.no_grad():  # The generator learns nothing here: no graph through it.
         drawn = _draw(pair.generator.network, noise.z_BZ, batch)
-        fakes = _augmented(drawn, noise.fake_changes)
-    discriminator, constraint = pair.discriminator, training.constraint
+        fakes = discriminator.network.observe(_augmented(drawn, noise.fake_changes))
     chain = discriminator.network.chain
     if chain is not None and isinstance(constraint, NoConstraint | ClipConstraint):
         loss = _discriminate_by_chain(chain, reals, fakes, training)
@@ -180,6 +199,44 @@ def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Train
     if isinstance(constraint, ClipConstraint):
         clip_(clippable(discriminator.network), constraint.bound)
     return loss.detach()
+
+
+def update_both(
+    pair: Pair,
+    batch: Batch,
+    noise: Noise,
+    training: Training,
+    objective: Objective | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Both losses of a critic's update on features and the generator's after it, in one pass.
+
+    Pictures are drawn and looked at once. The heads learn from what was seen, cut off from the
+    generator; then the generator learns through the same pass and the heads as they are now.
+    """
+    generator, discriminator = pair.generator, pair.discriminator
+    labels_B = batch.labels_B
+    drawn = generator.network(noise.z_BZ, _beside(noise.z_BZ, labels_B))
+    fakes = _augmented(drawn.to(batch.pictures.device), noise.fake_changes)
+    seen_BF = discriminator.network.observe(fakes)
+    reals_BF = _seen(discriminator.network, batch, noise)
+    critic_loss = _discriminate(
+        pair, Batch(reals_BF, labels_B), seen_BF.detach(), noise, training
+    ).detach()
+    _adam(discriminator, training)
+    if isinstance(training.constraint, ClipConstraint):
+        clip_(clippable(discriminator.network), training.constraint.bound)
+    generator.zero_gradients()
+    loss = _judged_fakes(pair, reals_BF, seen_BF, labels_B, noise, training, objective)
+    _adam(generator, training)
+    return critic_loss, loss.detach()
+
+
+def _seen(network: Discriminator, batch: Batch, noise: Noise) -> Tensor:
+    """What a discriminator sees of real pictures."""
+    if batch.seen_BF is not None:
+        return batch.seen_BF
+    with torch.no_grad():  # Nothing before the discriminator learns from real pictures.
+        return network.observe(_augmented(batch.pictures, noise.real_changes))
 
 
 def _draw(network: Generator, z_BZ: Tensor, batch: Batch) -> Tensor:
@@ -201,7 +258,7 @@ def _discriminate(
     pair: Pair, batch: Batch, fakes: Tensor, noise: Noise, training: Training
 ) -> Tensor:
     """The discriminator's loss, its gradient gathered."""
-    reals, labels_B = batch
+    reals, labels_B, _ = batch
     discriminator, constraint = pair.discriminator, training.constraint
     if isinstance(constraint, SpectralConstraint):
         sharpen_(discriminator.network)
@@ -282,19 +339,33 @@ def _generate(
 ) -> Tensor:
     """The generator's loss, its gradient gathered."""
     pair.generator.zero_gradients()
-    # The discriminator passes the gradient on but learns nothing: its weights want none.
-    pair.discriminator.network.requires_grad_(requires_grad=False)
-    labels_B = batch.labels_B
+    network, labels_B = pair.discriminator.network, batch.labels_B
     drawn = pair.generator.network(noise.z_BZ, _beside(noise.z_BZ, labels_B))
     fakes = _augmented(drawn.to(batch.pictures.device), noise.fake_changes)
-    fake_B = pair.discriminator.network(fakes, noise.fake_factors_BW, labels_B)
+    reals = _seen(network, batch, noise) if compares(training.loss) else None
+    return _judged_fakes(pair, reals, network.observe(fakes), labels_B, noise, training, objective)
+
+
+def _judged_fakes(
+    pair: Pair,
+    reals: Tensor | None,
+    fakes: Tensor,
+    labels_B: Tensor | None,
+    noise: Noise,
+    training: Training,
+    objective: Objective | None,
+) -> Tensor:
+    """The generator's loss from what the discriminator sees, its gradient gathered."""
+    network = pair.discriminator.network
+    # The discriminator passes the gradient on but learns nothing: its weights want none.
+    network.requires_grad_(requires_grad=False)
+    fake_B = network(fakes, noise.fake_factors_BW, labels_B)
     real_B = fake_B
-    if compares(training.loss):
-        reals = _augmented(batch.pictures, noise.real_changes)
-        real_B = pair.discriminator.network(reals, noise.real_factors_BW, labels_B)
+    if reals is not None and compares(training.loss):
+        real_B = network(reals, noise.real_factors_BW, labels_B)
     loss = _loss_of_generator(training, objective, fake_B, real_B)
     loss.backward()
-    pair.discriminator.network.requires_grad_(requires_grad=True)
+    network.requires_grad_(requires_grad=True)
     return loss
 
 

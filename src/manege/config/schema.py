@@ -195,6 +195,22 @@ class ResnetNetworks(Section):
     activation: Activation = Activation.LEAKY_RELU
 
 
+class PyramidNetworks(Section):
+    """A generator from 4×4 up that halves its channels at each doubling; its mirror image judges.
+
+    The discriminator has neither BatchNorm nor dropout, and is not used where features judge.
+    """
+
+    kind: Literal["pyramid"] = "pyramid"
+    latent: int = Field(default=100, ge=1, le=4096)
+    generator_width: EvenWidth = 128
+    """Channels of its first map; never fewer than `least_width` later on."""
+    least_width: EvenWidth = 16
+    discriminator_width: EvenWidth = 32
+    """Channels of its first block, doubled in each further one."""
+    activation: Activation = Activation.RELU
+
+
 class MlpNetworks(Section):
     """The multilayer perceptrons of Table I of the cellular paper."""
 
@@ -204,7 +220,40 @@ class MlpNetworks(Section):
     activation: Activation = Activation.TANH
 
 
-Networks = Annotated[DcganNetworks | ResnetNetworks | MlpNetworks, Field(discriminator="kind")]
+Networks = Annotated[
+    DcganNetworks | ResnetNetworks | PyramidNetworks | MlpNetworks, Field(discriminator="kind")
+]
+
+
+class PixelCritic(Section):
+    """The discriminator is the networks' own and sees pixels."""
+
+    kind: Literal["pixels"] = "pixels"
+
+
+class FeatureCritic(Section):
+    """The discriminator sees what a frozen pretrained network makes of pictures.
+
+    It is a small head on each of some stages of EfficientNet-Lite0, which was trained on ImageNet
+    (Projected GAN, Sauer et al. 2021); only the heads learn.
+    """
+
+    kind: Literal["features"] = "features"
+    stages: tuple[Literal[16, 24, 40, 80, 112, 192, 320], ...] = Field((24, 40, 112), min_length=1)
+    """The stages whose maps have heads, by their channels."""
+    width: EvenWidth = 64
+    """Channels of a head's maps."""
+    weights: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    """SHA-256 of the frozen network's weights; set when the run begins."""
+
+    @model_validator(mode="after")
+    def _check(self) -> FeatureCritic:
+        if list(self.stages) != sorted(set(self.stages)):
+            raise ValueError("critic.stages: expected each once, from the first to the last")
+        return self
+
+
+Critic = Annotated[PixelCritic | FeatureCritic, Field(discriminator="kind")]
 
 
 class NoConstraint(Section):
@@ -276,7 +325,19 @@ class AdaptiveAugment(Section):
     most: float = Field(default=0.8, gt=0, le=1)
 
 
-Augment = Annotated[NoAugment | AdaptiveAugment, Field(discriminator="kind")]
+class FewAugment(Section):
+    """Where a cell has few pictures, both kinds are changed at random from the start."""
+
+    kind: Literal["few"] = "few"
+    below: int = Field(default=500, ge=1)
+    """Pictures; a cell with as many or more shows them as they are."""
+    chance: float = Field(default=1.0, gt=0, le=1)
+    """Of each kind of change to a picture: its brightness, saturation, contrast, place."""
+    versions: int = Field(default=8, ge=1, le=1024)
+    """Changed versions of each real picture; a feature critic keeps what it sees of them."""
+
+
+Augment = Annotated[NoAugment | AdaptiveAugment | FewAugment, Field(discriminator="kind")]
 
 
 class Optimiser(Section):
@@ -376,6 +437,9 @@ class RunConfig(Section):
     """Two threads change a convolution's bits, so this belongs to the run, not the machine."""
     data: DataConfig
     networks: Networks = DcganNetworks()
+    critic: Critic = PixelCritic()
+    feature_weights: str | None = Field(default=None, min_length=1)
+    """A file with EfficientNet-Lite0's weights; else MANEGE_FEATURE_WEIGHTS, else the package."""
     training: Training = Training()
     checkpoints: Checkpoints = Checkpoints()
     sheets: Sheets = Sheets()
@@ -407,6 +471,8 @@ class RunConfig(Section):
             )
         if (problem := self._not_cellular()) is not None:
             return problem
+        if isinstance(self.critic, FeatureCritic):
+            return self._not_on_features()
         kind, loss = self.training.constraint.kind, self.training.loss
         if kind == "clip" and loss is not Loss.WASSERSTEIN:
             return (
@@ -423,6 +489,23 @@ class RunConfig(Section):
             return (
                 "training.constraint: BatchNorm scales the discriminator up again after spectral "
                 "norms have bounded it; set networks.discriminator_batchnorm=false"
+            )
+        return None
+
+    def _not_on_features(self) -> str | None:
+        """Why the settings make no sense for a critic that sees features, or None."""
+        kind = self.training.constraint.kind
+        if self.data.source in TOY_NAMES:
+            return "critic: points are no pictures, and features are of pictures; set critic pixels"
+        if kind in ("gp", "r1", "r1r2"):
+            return (
+                f"training.constraint: {kind} penalises gradients at pixels, and a feature critic "
+                "sees none; use spectral"
+            )
+        if kind == "clip" and self.training.loss is not Loss.WASSERSTEIN:
+            return (
+                "training.constraint: clip bounds a Wasserstein critic, and the loss is "
+                f"{self.training.loss}, whose logits must be free to grow; use spectral"
             )
         return None
 
@@ -473,6 +556,7 @@ class RunConfig(Section):
                 "score": True,
                 "data": {"size", "channels"},
                 **({} if self.cellular is None else {"cellular": True}),
+                **({} if isinstance(self.critic, PixelCritic) else {"critic": True}),
             },
         )
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

@@ -41,6 +41,7 @@ from manege.cell import (
     step_trouble,
     tournament,
     uniform,
+    update_both,
     update_discriminator,
     update_generator,
 )
@@ -65,7 +66,7 @@ from manege.data import Dataset
 from manege.device import Devices, both
 from manege.methods.method import Inbox, Step, Timer
 from manege.methods.shares import Shares
-from manege.models import Generator, to_floats
+from manege.models import FrozenFeatures, Generator, to_floats
 from manege.topology import FIVE, NINE, Schedule, Topology, isolated, ring, torus
 
 
@@ -103,6 +104,7 @@ class Cellular:
         timer: Timer,
         scorer: MixtureScorer,
         gauge: Gauge | None = None,
+        features: FrozenFeatures | None = None,
     ) -> None:
         assert config.cellular is not None
         self._config = config
@@ -111,7 +113,7 @@ class Cellular:
         self._timer = timer
         self._scorer = scorer
         self._gauge = gauge
-        self._shares = Shares(config, dataset, self._devices.discriminator)
+        self._shares = Shares(config, dataset, self._devices.discriminator, features)
         self._numbers = {cell: number for number, cell in enumerate(self._shares.labels)}
         self._schedule = schedule_of(self._grid, tuple(self._numbers))
         self._judge = self._blank_pair()
@@ -151,7 +153,13 @@ class Cellular:
         """The untrained cell, its centre 0 published."""
         grid = self._grid
         pairs = [
-            new_state(self._config, _key(cell, k), self._shares.shape, self._devices)
+            new_state(
+                self._config,
+                _key(cell, k),
+                self._shares.shape,
+                self._devices,
+                features=self._shares.features,
+            )
             for k in range(grid.population)
         ]
         for state in pairs:
@@ -364,15 +372,22 @@ class Cellular:
         with self._timer("data"):
             streams = self._shares.streams(cell, place)
             (batch,) = self._shares.reals(cell, place, [place.step], streams)
+            rival = self._rivals(cell, state, opponents)
+            one_pass = due and rival is place.pair and self._shares.features is not None
             noise = [
-                self._shares.noise(place, len(batch.pictures), streams) for _ in range(1 + due)
+                self._shares.noise(cell, place, len(batch.pictures), streams)
+                for _ in range(1 + (due and not one_pass))
             ]
         with self._timer("mutate"):
             self._mutate_rates(cell, state)
-        rival = self._rivals(cell, state, opponents)
         number = int(place.pair.generator.header("loss"))
         objective = list(Objective)[number - 1] if number else None
         with self._timer("train"):
+            if one_pass:
+                losses = update_both(place.pair, batch, noise[0], training, objective)
+                place.loss_sums += torch.stack(losses)
+                place.step += 1
+                return len(batch.pictures)
             if due:
                 pair = Pair(rival.generator, place.pair.discriminator)
                 place.loss_sums[0] += update_discriminator(pair, batch, noise[0], training)
@@ -526,8 +541,11 @@ class Cellular:
 
     def _blank_pair(self) -> Pair:
         rng = np.random.Generator(np.random.Philox(key=0))  # What it draws is written over.
-        networks, training = self._config.networks, self._config.training
-        return new_pair(networks, self._shares.shape, training, self._devices, rng, rng)
+        config, shares = self._config, self._shares
+        sees = None if shares.features is None else (config.critic, shares.features)
+        return new_pair(
+            config.networks, shares.shape, config.training, self._devices, rng, rng, sees=sees
+        )
 
 
 def _key(cell: str, number: int) -> str:

@@ -27,6 +27,7 @@ from manege.cell import (
     collapse,
     generator_with,
     new_state,
+    noises_in_step,
     overfitting,
     probes,
     round_trouble,
@@ -38,7 +39,7 @@ from manege.data import Dataset
 from manege.device import Devices, both
 from manege.methods.method import Inbox, Step, Timer
 from manege.methods.shares import Shares
-from manege.models import generate, to_floats
+from manege.models import FrozenFeatures, generate, to_floats
 
 NOBODY: Inbox = {}
 
@@ -54,13 +55,14 @@ class Independent:
         timer: Timer,
         scorer: Scorer | None = None,
         gauge: Gauge | None = None,
+        features: FrozenFeatures | None = None,
     ) -> None:
         self._config = config
         self._devices = both(on)
         self._timer = timer
         self._scorer = scorer
         self._gauge = gauge
-        self._shares = Shares(config, dataset, self._devices.discriminator)
+        self._shares = Shares(config, dataset, self._devices.discriminator, features)
 
     def cells(self) -> tuple[str, ...]:
         """All cells' keys, those with most pictures first."""
@@ -79,7 +81,9 @@ class Independent:
     def init(self, cell: str) -> CellState:
         """The untrained cell."""
         shares = self._shares
-        return new_state(self._config, cell, shares.shape, self._devices, shares.num_labels)
+        return new_state(
+            self._config, cell, shares.shape, self._devices, shares.num_labels, shares.features
+        )
 
     def data_digest(self, cell: str) -> str:
         """Digest of the pictures a cell trains on."""
@@ -223,5 +227,6 @@ class Independent:
             first = state.step * n_critic
             reals = self._shares.reals(cell, state, range(first, first + n_critic), streams)
             size = len(reals[0].pictures)
-            noise = [self._shares.noise(state, size, streams) for _ in range(n_critic + 1)]
+            passes = noises_in_step(state.pair, self._config.training)
+            noise = [self._shares.noise(cell, state, size, streams) for _ in range(passes)]
         return reals, noise

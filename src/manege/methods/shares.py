@@ -7,8 +7,9 @@ a function of the seed, the cell's key and its place in time.
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from typing import Any, Self
 
@@ -26,23 +27,46 @@ from manege.cell import (
     kept_out,
     spread_of,
 )
-from manege.config import AdaptiveAugment, RunConfig, partition, stream
+from manege.config import AdaptiveAugment, FewAugment, RunConfig, partition, stream
 from manege.config import Method as MethodName
 from manege.data import Dataset, Split, batch_at, batches_in, round_order
-from manege.models import Generator, PictureShape, generate, to_floats
+from manege.models import (
+    FrozenFeatures,
+    Generator,
+    PictureShape,
+    change,
+    draw_changes,
+    generate,
+    to_floats,
+)
 
 _CHUNK = 64
 """Pictures drawn at once."""
 _WATCHED = 32
 """Samples whose spread tells of a collapse."""
+MOST_SEEN_BYTES = 5 << 28
+"""What a critic on features sees of real pictures is kept where a run's all fit into this; else it
+is computed anew for each batch. A rule of the data alone: both ways may differ in the last bit."""
+_SEEN_TOGETHER = 64
+"""Pictures that are looked at together, always the same ones: another batch may give other bits."""
 
 
 class Shares:
     """The shares of all cells, each opened when it is first needed."""
 
-    def __init__(self, config: RunConfig, dataset: Dataset, device: torch.device) -> None:
-        """None yet; batches are to come to `device`, where the discriminators live."""
+    def __init__(
+        self,
+        config: RunConfig,
+        dataset: Dataset,
+        device: torch.device,
+        features: FrozenFeatures | None = None,
+    ) -> None:
+        """None yet; batches are to come to `device`, where the discriminators live.
+
+        `features` are what those see of pictures, None for the pictures themselves.
+        """
         self.device = device
+        self.features = features
         self.shape = PictureShape(dataset.size, dataset.channels)
         self.labels = partition(config, dataset.labels)
         conditional = config.method is MethodName.CONDITIONAL
@@ -52,6 +76,34 @@ class Shares:
         self.dataset = dataset
         self._pools: dict[tuple[str, ...], _Pool] = {}
         self._opened: dict[str, Share] = {}
+        self._keeps_seen = features is not None and self._fits(features)
+
+    def _fits(self, features: FrozenFeatures) -> bool:
+        """Whether what is seen of all real pictures may be kept."""
+        pools = set(self.labels.values())
+        counts = {one.label: one.train for one in self.dataset.classes}
+        rows = sum(
+            self._versions(count) * count
+            for labels in pools
+            for count in [sum(counts[one] for one in labels)]
+        )
+        adapts = isinstance(self._config.training.augment, AdaptiveAugment)
+        return not adapts and 4 * features.floats * rows <= MOST_SEEN_BYTES
+
+    def _versions(self, count: int) -> int:
+        """In how many forms each of so many real pictures is shown."""
+        augment = self._config.training.augment
+        if isinstance(augment, FewAugment) and count < augment.below:
+            return augment.versions
+        return 2 if self._config.training.flip else 1
+
+    def augment_of(self, cell: str, state: CellState) -> tuple[float, bool]:
+        """The chance of each change to the cell's pictures, and whether holes are among them."""
+        augment = self._config.training.augment
+        if isinstance(augment, FewAugment):
+            few = len(self._pool(self.labels[cell]).pictures) < augment.below
+            return (augment.chance if few else 0.0), False
+        return state.augment, True
 
     def moved(self, device: torch.device) -> Self:
         """The same pictures, for discriminators elsewhere."""
@@ -101,6 +153,10 @@ class Shares:
                 numbers if self.num_labels else None,
                 keeps=isinstance(self._config.training.augment, AdaptiveAugment),
             )
+            if self.features is not None and self._keeps_seen:
+                pool = self._pools[labels]
+                versions = self._versions(len(pool.pictures))
+                pool.seen = Seen(self.features, pool.pictures, versions, self._showing(labels))
         return self._pools[labels]
 
     def streams(self, cell: str, state: CellState) -> Streams:
@@ -127,16 +183,46 @@ class Shares:
         for number in numbers:
             rows = torch.from_numpy(batch_at(order, number, training.batch))
             pictures = to_floats(share.pictures.index_select(0, rows).to(self.device))
+            labels = None if share.labels is None else share.labels[rows]
+            if share.seen is not None:
+                version_B = torch.from_numpy(
+                    streams.flips.integers(share.seen.versions, size=len(rows))
+                )
+                seen_BF = share.seen.of(share.in_pool(rows), version_B).to(self.device)
+                reals.append(Batch(pictures, self.on_device(labels), seen_BF))
+                continue
             if training.flip:
                 pictures = _flipped(pictures, streams.flips)
-            labels = None if share.labels is None else share.labels[rows]
             reals.append(Batch(pictures, self.on_device(labels)))
         return reals
 
-    def noise(self, state: CellState, batch: int, streams: Streams) -> Noise:
+    def _showing(self, labels: tuple[str, ...]) -> Callable[[Tensor, int, int], Tensor]:
+        """How version v of the pictures that begin at some row of a pool looks."""
+        training, side = self._config.training, self.shape.size
+
+        def show(pictures: Tensor, start: int, version: int) -> Tensor:
+            augment = training.augment
+            if not isinstance(augment, FewAugment):
+                return pictures.flip(3) if version else pictures
+            rng = stream(
+                self._config.seed,
+                cell="\n".join(labels),
+                purpose="versions",
+                round_=version + 1,
+                step=start,
+            )
+            if training.flip:
+                pictures = _flipped(pictures, rng)
+            changes = draw_changes(rng, len(pictures), side, augment.chance, holes=False)
+            return change(pictures, changes)
+
+        return show
+
+    def noise(self, cell: str, state: CellState, batch: int, streams: Streams) -> Noise:
         """The noise of one update."""
+        chance, holes = self.augment_of(cell, state)
         return draw_noise(
-            state.pair, batch, streams, self._config.training, state.augment, self.shape
+            state.pair, batch, streams, self._config.training, chance, self.shape, holes=holes
         )
 
     def draw(
@@ -224,6 +310,7 @@ class _Pool:
         self.kept_pictures = _joined(kept)
         self.labels = _numbered(trained, numbers)
         self.kept_labels = _numbered(kept, numbers)
+        self.seen: Seen | None = None
 
 
 class Share:
@@ -234,6 +321,7 @@ class Share:
         self.pictures = pool.pictures if rows is None else pool.pictures[rows]
         self.labels = pool.labels if rows is None or pool.labels is None else pool.labels[rows]
         self.kept_pictures, self.kept_labels = pool.kept_pictures, pool.kept_labels
+        self.seen, self._rows = pool.seen, rows
         self.spread: float | None = None
         self._order: tuple[tuple[int, int], np.ndarray] | None = None
 
@@ -242,12 +330,67 @@ class Share:
         """Pictures trained on."""
         return len(self.pictures)
 
+    def in_pool(self, rows_B: Tensor) -> Tensor:
+        """The pool's rows of some of the share's."""
+        return rows_B if self._rows is None else self._rows[rows_B]
+
     def order(self, seed: int, cell: str, *, round_: int, attempt: int) -> np.ndarray:
         """The order of a round, drawn once."""
         if self._order is None or self._order[0] != (round_, attempt):
             drawn = round_order(self.count, seed=seed, cell=cell, round_=round_, attempt=attempt)
             self._order = (round_, attempt), drawn
         return self._order[1]
+
+
+class Seen:
+    """What a critic sees of a pool's pictures, in some versions each; computed when first needed.
+
+    It lies in memory that processes forked later share, so that a grid's trainers look at each
+    picture once between them. Whoever finds a block missing computes it: all find the same.
+    """
+
+    def __init__(
+        self,
+        features: FrozenFeatures,
+        pictures_NSSC: Tensor,
+        versions: int,
+        show: Callable[[Tensor, int, int], Tensor],
+    ) -> None:
+        """None of them yet.
+
+        Args:
+            features: what is seen of pictures.
+            pictures_NSSC: the pool's, as bytes.
+            versions: of each picture.
+            show: version v of some pictures in [-1, 1], given the row they begin at.
+        """
+        self.versions = versions
+        self._features, self._pictures, self._show = features, pictures_NSSC, show
+        count = len(pictures_NSSC)
+        self._blocks = -(-count // _SEEN_TOGETHER)
+        # Pages that nobody touches take no memory.
+        whole = mmap.mmap(-1, max(1, 4 * versions * count * features.floats))
+        self._seen_VNF = torch.frombuffer(whole, dtype=torch.float32).view(versions, count, -1)
+        done = mmap.mmap(-1, max(1, versions * self._blocks))
+        self._done_VK = torch.frombuffer(done, dtype=torch.uint8).view(versions, self._blocks)
+
+    def of(self, rows_B: Tensor, version_B: Tensor) -> Tensor:
+        """B×F."""
+        block_B = rows_B // _SEEN_TOGETHER
+        if not bool(self._done_VK[version_B, block_B].all()):
+            wanted = zip(version_B.tolist(), block_B.tolist(), strict=True)
+            for version, block in sorted(set(wanted)):
+                if not self._done_VK[version, block]:
+                    self._look(version, block)
+        return self._seen_VNF[version_B, rows_B]
+
+    @torch.no_grad()
+    def _look(self, version: int, block: int) -> None:
+        start = block * _SEEN_TOGETHER
+        pictures = to_floats(self._pictures[start : start + _SEEN_TOGETHER])
+        seen = self._features.of(self._show(pictures, start, version))
+        self._seen_VNF[version, start : start + len(seen)] = seen.to(self._seen_VNF.device)
+        self._done_VK[version, block] = 1
 
 
 def _joined(blocks: list[Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ from manege.metrics.classifier import (
 )
 from manege.metrics.conditions import GROUPS, Facts, check_facts, check_groups
 from manege.metrics.estimate import Estimate
+from manege.metrics.lite0_weights import FeatureWeights, feature_weights
 from manege.metrics.mixture import FrechetMixture, InceptionMixture
 from manege.metrics.score import Score
 from manege.metrics.scorer import ClassScorer
@@ -44,6 +45,7 @@ __all__ = [
     "Counting",
     "Estimate",
     "Facts",
+    "FeatureWeights",
     "FrechetMixture",
     "InceptionMixture",
     "Results",
@@ -54,6 +56,7 @@ __all__ = [
     "check_facts",
     "check_groups",
     "classifier_for",
+    "feature_weights",
     "inception_space",
     "is_stored",
     "load_space",

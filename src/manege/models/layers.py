@@ -165,10 +165,13 @@ class Dense(nn.Linear, SpectralLayer):
 
 
 class Embed(nn.Embedding, SpectralLayer):
-    """A learnt row for each label."""
+    """A learnt row for each label, at first of this deviation."""
 
-    def __init__(self, labels: int, width: int, *, spectral: bool = False) -> None:
+    def __init__(
+        self, labels: int, width: int, deviation: float = 1.0, *, spectral: bool = False
+    ) -> None:
         super().__init__(labels, width)
+        self.deviation = deviation
         self.register_buffer("u", torch.empty(labels) if spectral else None)
 
     def reset_parameters(self) -> None:

@@ -20,7 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manege.config import Activation, DcganNetworks, MlpNetworks, ResnetNetworks
+from manege.config import (
+    Activation,
+    DcganNetworks,
+    MlpNetworks,
+    PyramidNetworks,
+    ResnetNetworks,
+)
 from manege.models.chain import Chain, chain_of
 from manege.models.layers import (
     BatchNorm2d,
@@ -41,7 +47,7 @@ EMBEDDED = 32
 _SHARPENINGS = 20
 """Power iterations on fresh weights; training adds one at each update."""
 
-Spec = DcganNetworks | ResnetNetworks | MlpNetworks
+Spec = DcganNetworks | ResnetNetworks | PyramidNetworks | MlpNetworks
 
 
 @dataclass(frozen=True)
@@ -61,9 +67,9 @@ class Generator(nn.Module):
     latent: int
     embed: Embed | None
 
-    def condition(self, num_labels: int) -> int:
+    def condition(self, num_labels: int, deviation: float = 1.0) -> int:
         """Give it rows for so many labels, none when 0; the width of what its first layer sees."""
-        self.embed = Embed(num_labels, EMBEDDED) if num_labels else None
+        self.embed = Embed(num_labels, EMBEDDED, deviation) if num_labels else None
         return self.latent + (EMBEDDED if num_labels else 0)
 
     def inputs(self, z_BZ: Tensor, labels_B: Tensor | None) -> Tensor:
@@ -92,8 +98,14 @@ class Discriminator(nn.Module):
     """How many dropout factors a picture takes when training; 0 when there is no dropout."""
     mixes: bool = False
     """Whether what it makes of a picture depends on the rest of its batch."""
+    sees_features: bool = False
+    """Whether `observe` is more than the pictures themselves."""
     embed: Embed | None
     linear: Dense
+
+    def observe(self, x_BCSS: Tensor) -> Tensor:
+        """What `forward` takes of pictures: the pictures themselves, unless they are seen first."""
+        return x_BCSS
 
     def condition(self, num_labels: int, width: int, *, spectral: bool) -> None:
         """Give it a last layer for `width` features, and rows for so many labels."""
@@ -126,6 +138,8 @@ def build_generator(spec: Spec, shape: PictureShape, num_labels: int = 0) -> Gen
                 return DcganGenerator(spec, shape, num_labels)
             case ResnetNetworks():
                 return ResnetGenerator(spec, shape, num_labels)
+            case PyramidNetworks():
+                return PyramidGenerator(spec, shape, num_labels)
             case MlpNetworks():
                 return MlpGenerator(spec, shape, num_labels)
             case _:
@@ -142,6 +156,8 @@ def build_discriminator(
                 return DcganDiscriminator(spec, shape, num_labels, spectral=spectral)
             case ResnetNetworks():
                 return ResnetDiscriminator(spec, shape, num_labels, spectral=spectral)
+            case PyramidNetworks():
+                return PyramidDiscriminator(spec, shape, num_labels, spectral=spectral)
             case MlpNetworks():
                 return MlpDiscriminator(spec, shape, num_labels, spectral=spectral)
             case _:
@@ -338,6 +354,69 @@ class DownResidual(nn.Module):
         return y
 
 
+class PyramidGenerator(Generator):
+    """From the smallest map up, half the channels and twice the side with each block."""
+
+    def __init__(self, spec: PyramidNetworks, shape: PictureShape, num_labels: int) -> None:
+        super().__init__()
+        self.latent = spec.latent
+        self.activation = spec.activation
+        self.width = spec.generator_width
+        self.start, doublings = _smallest(shape.size)
+        # Rows of deviation 1 beside the latent drown it: a label gave one picture at first.
+        inputs = self.condition(num_labels, deviation=0.1)
+        self.linear = nn.Linear(inputs, self.width * self.start**2)
+        self.norm = BatchNorm2d(self.width, eps=1e-5)
+        least = min(self.width, spec.least_width)
+        widths = [max(least, self.width >> k) for k in range(doublings + 1)]
+        self.convs = nn.ModuleList(UpsampleConv(*both) for both in pairwise(widths))
+        self.norms = nn.ModuleList(BatchNorm2d(width, eps=1e-5) for width in widths[1:])
+        self.out = LastConv(widths[-1], shape.channels)
+
+    def forward(self, z_BZ: Tensor, labels_B: Tensor | None = None) -> Tensor:
+        """B×C×S×S pictures, channels last in memory."""
+        x = self.linear(self.inputs(z_BZ, labels_B)).view(-1, self.width, self.start, self.start)
+        x = x.contiguous(memory_format=torch.channels_last)
+        x = activate(self.norm(x), self.activation)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = activate(norm(conv(x)), self.activation)
+        return tanh_(self.out(x))
+
+
+def _smallest(side: int) -> tuple[int, int]:
+    """The side that a picture's can be halved to, 4 or a little more, and how often."""
+    halvings = 0
+    while side % 2 == 0 and side >= 8:
+        side, halvings = side // 2, halvings + 1
+    return side, halvings
+
+
+class PyramidDiscriminator(Discriminator):
+    """From the picture down, twice the channels and half the side with each block."""
+
+    def __init__(
+        self, spec: PyramidNetworks, shape: PictureShape, num_labels: int, *, spectral: bool
+    ) -> None:
+        super().__init__()
+        side, halvings = _smallest(shape.size)
+        first = spec.discriminator_width
+        widths = [shape.channels, *(first << k for k in range(max(1, halvings)))]
+        self.convs = nn.ModuleList(
+            Conv(inputs, outputs, stride=2 if halvings else 1, spectral=spectral)
+            for inputs, outputs in pairwise(widths)
+        )
+        self.condition(num_labels, widths[-1] * side * side, spectral=spectral)
+
+    def forward(
+        self, x_BCSS: Tensor, factors_BW: Tensor | None = None, labels_B: Tensor | None = None
+    ) -> Tensor:
+        """B values."""
+        x = x_BCSS
+        for conv in self.convs:
+            x = activate(conv(x), Activation.LEAKY_RELU)
+        return self.judge(x.flatten(1), labels_B)
+
+
 class MlpGenerator(Generator):
     """Table I of the cellular paper: two hidden layers, tanh at the end."""
 
@@ -441,7 +520,7 @@ def initialise(network: nn.Module, rng: np.random.Generator) -> None:
             module.running_var.fill_(1)
         elif isinstance(module, Embed):
             drawn = rng.standard_normal(tuple(module.weight.shape), dtype=np.float32)
-            module.weight.copy_(torch.from_numpy(drawn))
+            module.weight.copy_(torch.from_numpy(drawn * np.float32(module.deviation)))
         elif isinstance(module, nn.Linear | nn.Conv2d | UpsampleConv):
             bound = 1 / sqrt(module.weight[0].numel())
             for parameter in (module.weight, module.bias):

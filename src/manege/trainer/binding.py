@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from manege.config import FeatureCritic, RunConfig, ScoreMetric, partition
 from manege.config import Method as MethodName
-from manege.config import RunConfig, ScoreMetric, partition
 from manege.data import Dataset, Split, set_of
 from manege.device import Devices
+from manege.errors import ConfigError
 from manege.methods import Cellular, Independent, Method
 from manege.methods.method import Timer
 from manege.metrics import (
@@ -16,9 +17,11 @@ from manege.metrics import (
     InceptionMixture,
     Space,
     StabilityGauge,
+    feature_weights,
     load_space,
     space_without_scores,
 )
+from manege.models import FrozenFeatures, PictureShape
 from manege.rundir import RunDir
 from manege.runtime.orders import Task
 from manege.trainer.host import Bound, Phases
@@ -32,11 +35,30 @@ def bind(
 ) -> Method[Any]:
     """The method, ready to train; `space` is there when the configuration scores anything."""
     gauge = gauge_of(config, dataset, space)
+    features = features_of(config, PictureShape(dataset.size, dataset.channels))
     if config.method is MethodName.CELLULAR:
         assert space is not None
-        return Cellular(config, dataset, on, timer, mixture_scorer(config, dataset, space), gauge)
+        mixtures = mixture_scorer(config, dataset, space)
+        return Cellular(config, dataset, on, timer, mixtures, gauge, features)
     scorer = None if space is None else class_scorer(config, dataset, space)
-    return Independent(config, dataset, on, timer, scorer, gauge)
+    return Independent(config, dataset, on, timer, scorer, gauge, features)
+
+
+def features_of(config: RunConfig, shape: PictureShape) -> FrozenFeatures | None:
+    """What the run's critics see of pictures; None where they see pixels.
+
+    ConfigError when the weights are not those that the run began with.
+    """
+    critic = config.critic
+    if not isinstance(critic, FeatureCritic):
+        return None
+    weights = feature_weights(config.feature_weights)
+    if critic.weights not in (None, weights.sha256):
+        raise ConfigError(
+            f"feature_weights: found weights of digest {weights.sha256[:12]}…, expected "
+            f"{critic.weights[:12]}…, with which the run began; give back that file"
+        )
+    return FrozenFeatures(weights.network, critic.stages, shape)
 
 
 def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Devices) -> Bound:

