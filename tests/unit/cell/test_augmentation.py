@@ -6,14 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from manege.cell import Batch, adapted, kept_out, new_pair, overfitting, probes
 from manege.config import AdaptiveAugment, DcganNetworks, MlpNetworks, Training, stream
-from manege.models import PictureShape
+from manege.models import Discriminator, PictureShape
 
 
-class _Mean(nn.Module):
+class _Mean(Discriminator):
     """The logit of a picture is its mean; of a labelled one that plus ten times its label."""
 
     def forward(self, x_BCSS, factors_BW, labels_B):
