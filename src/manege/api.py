@@ -16,7 +16,7 @@ import numpy as np
 
 from manege.comparison import Comparison
 from manege.comparison import compare as compare_runs
-from manege.config import RunConfig, resolve, to_yaml
+from manege.config import RunConfig, resolve_both, to_yaml
 from manege.errors import ConfigError
 from manege.evaluation import Evaluation, Options, Subject
 from manege.evaluation import evaluate as evaluate_subject
@@ -70,8 +70,8 @@ def train(data: str, *, out: str | Path | None = None, **options: Any) -> Run:
     """
     preset, file = options.pop("preset", None), options.pop("config", None)
     flags = {"data.source": data} | {key.replace("__", "."): v for key, v in options.items()}
-    config = resolve(preset=preset, file=Path(file) if file else None, flags=flags)
-    return start_run(config, out=Path(out) if out else None)
+    config, on_pixels = resolve_both(preset=preset, file=Path(file) if file else None, flags=flags)
+    return start_run(config, out=Path(out) if out else None, on_pixels=on_pixels)
 
 
 def resume(
@@ -152,10 +152,13 @@ def start_run(
     stop: Callable[[], str | None] = _never,
     command: str | None = None,
     screen: Screen | None = None,
+    on_pixels: RunConfig | None = None,
 ) -> Run:
     """A new run in this process, from opening the data to the combined model."""
     look = Look(say, counter("feature network: seen"), stop)
-    rundir, config, dataset = prepare_new(config, out, command or shlex.join(sys.argv), look)
+    rundir, config, dataset = prepare_new(
+        config, out, command or shlex.join(sys.argv), look, on_pixels
+    )
     with rundir.start():
         watcher, screen = _looked_at_by(watcher, screen, rundir.path)
         outcome = run(config, rundir, dataset, watcher=watcher, stop=stop, screen=screen)

@@ -20,7 +20,7 @@ from manege.cell.individual import Individual
 from manege.cell.score import Best, Judgement, Weights
 from manege.cell.step import Pair
 from manege.cell.trail import Trail
-from manege.config import Critic, FeatureCritic, RunConfig, SpectralConstraint, Training, stream
+from manege.config import RunConfig, SpectralConstraint, Training, stream
 from manege.device import Devices, both
 from manege.models import (
     FrozenFeatures,
@@ -247,7 +247,7 @@ def new_state(
         stream(config.seed, cell=cell, purpose="init generator"),
         stream(config.seed, cell=cell, purpose="init discriminator"),
         num_labels,
-        None if features is None else (config.critic, features),
+        features,
     )
     return CellState(
         pair,
@@ -272,23 +272,20 @@ def new_pair(
     generator_rng: np.random.Generator,
     discriminator_rng: np.random.Generator,
     num_labels: int = 0,
-    sees: tuple[Critic, FrozenFeatures] | None = None,
+    features: FrozenFeatures | None = None,
 ) -> Pair:
     """An untrained pair, on one device or each network on its own.
 
-    With `sees` the discriminator is heads on those features, where `spec` has one that sees pixels.
+    With `features` the discriminator is heads on them, instead of the one that `spec` has.
     """
     devices = both(on)
     generator = Individual(build_generator(spec, shape, num_labels), devices.generator)
     spectral = isinstance(training.constraint, SpectralConstraint)
-    if sees is None:
+    if features is None:
         judge = build_discriminator(spec, shape, num_labels, spectral=spectral)
     else:
-        critic, features = sees
-        assert isinstance(critic, FeatureCritic)
-        judge = build_feature_discriminator(
-            critic, features.to(devices.discriminator), num_labels, spectral=spectral
-        )
+        there = features.to(devices.discriminator)
+        judge = build_feature_discriminator(there, num_labels, spectral=spectral)
     discriminator = Individual(judge, devices.discriminator)
     initialise(generator.network, generator_rng)
     initialise(discriminator.network, discriminator_rng)

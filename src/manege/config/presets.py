@@ -7,6 +7,9 @@ from typing import Any
 DEFAULT_PRESET = "modern"
 DEFAULT_CELLULAR_PRESET = "cellular-paper"
 
+ON_PIXELS = {"modern": "modern-pixels"}
+"""A preset whose critics see features, and the one for where they cannot, or should not."""
+
 _TABLE_I: dict[str, Any] = {
     "method": "cellular",
     "rounds": 200,
@@ -17,7 +20,33 @@ _TABLE_I: dict[str, Any] = {
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "modern": (
-        "what won by measurement: relativistic loss, R1 + R2, averaged weights, the best by score",
+        "what won by measurement: discriminators on pretrained features, hinge loss, spectral "
+        "norms, averaged weights, the best by score",
+        {
+            "rounds": 1000,
+            "networks": {"kind": "pyramid"},
+            "critic": {"kind": "features"},
+            "training": {
+                "loss": "hinge",
+                "constraint": {"kind": "spectral"},
+                "optimiser": {
+                    "generator_lr": 2e-3,
+                    "discriminator_lr": 4e-3,
+                    "beta1": 0.0,
+                    "beta2": 0.99,
+                },
+                "batch": 32,
+                "ema": 0.995,
+                "flip": None,
+                "augment": {"kind": "few"},
+                "attempts": 3,
+            },
+            "score": {"metric": "kid"},
+        },
+    ),
+    "modern-pixels": (
+        "what won among discriminators on pixels: relativistic loss, R1 + R2, averaged weights, "
+        "the best by score; grey pictures are trained so",
         {
             "rounds": 1000,
             "networks": {

@@ -38,6 +38,9 @@ SIZES = tuple(
 TOY_NAMES = ("ring8", "grid25")
 """The datasets of points in the plane: pictures of one pixel whose two channels are x and y."""
 
+GREY_NAMES = ("digits", "mnist", "fashion-mnist")
+"""Named datasets of grey pictures."""
+
 _DEVICE = r"(auto|cpu|cuda|cuda:[0-9]{1,4})"
 
 
@@ -500,7 +503,7 @@ class RunConfig(Section):
         if kind in ("gp", "r1", "r1r2"):
             return (
                 f"training.constraint: {kind} penalises gradients at pixels, and a feature critic "
-                "sees none; use spectral"
+                "sees none; use spectral, or a critic on pixels"
             )
         if kind == "clip" and self.training.loss is not Loss.WASSERSTEIN:
             return (

@@ -13,9 +13,21 @@ import yaml
 from pydantic import ValidationError
 
 from manege.config.cellular import Cellular
-from manege.config.presets import DEFAULT_CELLULAR_PRESET, DEFAULT_PRESET, PRESETS
+from manege.config.presets import (
+    DEFAULT_CELLULAR_PRESET,
+    DEFAULT_PRESET,
+    ON_PIXELS,
+    PRESETS,
+)
 from manege.config.problems import expected_one_of, join_problems, tell
-from manege.config.schema import DataConfig, Method, RunConfig
+from manege.config.schema import (
+    GREY_NAMES,
+    TOY_NAMES,
+    DataConfig,
+    Method,
+    PixelCritic,
+    RunConfig,
+)
 from manege.errors import ConfigError
 
 MAX_FILE_BYTES = 1_000_000
@@ -38,34 +50,88 @@ def resolve(
         flags: dotted keys to values; those that are None were not given.
         sets: ``dotted.key=value`` texts, the value read as YAML.
     """
-    from_file = load_yaml(file) if file else {}
-    over: Tree = {}
-    problems: list[str] = []
-    for key, value in (flags or {}).items():
-        if value is not None:
-            _place(over, key, value)
-    for text in sets:
-        try:
-            key, value = _parse_set(text)
-            _place(over, key, value)
-        except ConfigError as error:
-            problems.append(str(error))
+    return _Sources(preset, file, flags or {}, sets).config()
 
-    given = _merge(from_file, over)
-    on_grid = given.get("method") == Method.CELLULAR
-    default = DEFAULT_CELLULAR_PRESET if on_grid else DEFAULT_PRESET
-    named = (preset, over.pop("preset", None), from_file.get("preset"), default)
-    name = next(one for one in named if one is not None)
-    if not isinstance(name, str) or name not in PRESETS:
-        problems.append(f"preset: found {name!r}, {expected_one_of(PRESETS, str(name))}")
-        name = default
-    chosen = _merge(PRESETS[name][1], {**given, "preset": name})
-    merged = _merge(_defaults(on_grid=chosen.get("cellular") is not None), chosen)
-    if merged["method"] != Method.CELLULAR and "cellular" not in given:
-        merged["cellular"] = None  # A control of a grid: its preset without the grid.
-    if given.get("budget_s") is not None and "rounds" not in given:
-        merged["rounds"] = None  # The preset's length must not cut a budget the user asked for.
-    return _validate(merged, problems, where=str(file) if file else "configuration")
+
+def resolve_both(
+    *,
+    preset: str | None = None,
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    sets: Iterable[str] = (),
+) -> tuple[RunConfig, RunConfig | None]:
+    """What `resolve` gives, and what is to be trained where its critic cannot see features.
+
+    The second is None where the critic sees pixels anyway, or features were asked for by name.
+    """
+    sources = _Sources(preset, file, flags or {}, sets)
+    config = sources.config()
+    other = ON_PIXELS.get(config.preset)
+    by_name = "kind" in _section(sources.given, "critic")
+    if other is None or by_name or isinstance(config.critic, PixelCritic):
+        return config, None
+    return config, sources.config(other)
+
+
+class _Sources:
+    """All that was given, and the preset that it goes over."""
+
+    def __init__(
+        self,
+        preset: str | None,
+        file: Path | None,
+        flags: Mapping[str, Any],
+        sets: Iterable[str],
+    ) -> None:
+        self._file = file
+        from_file = load_yaml(file) if file else {}
+        over: Tree = {}
+        self._problems: list[str] = []
+        for key, value in flags.items():
+            if value is not None:
+                _place(over, key, value)
+        for text in sets:
+            try:
+                key, value = _parse_set(text)
+                _place(over, key, value)
+            except ConfigError as error:
+                self._problems.append(str(error))
+        self.given = _merge(from_file, over)
+        on_grid = self.given.get("method") == Method.CELLULAR
+        default = DEFAULT_CELLULAR_PRESET if on_grid else DEFAULT_PRESET
+        named = (preset, over.pop("preset", None), from_file.get("preset"), default)
+        name = next(one for one in named if one is not None)
+        if not isinstance(name, str) or name not in PRESETS:
+            told = f"preset: found {name!r}, {expected_one_of(PRESETS, str(name))}"
+            self._problems.append(told)
+            name = default
+        self._name = self._suited(name)
+
+    def config(self, preset: str | None = None) -> RunConfig:
+        """The whole of it, over another preset where one is named."""
+        name, given = preset or self._name, self.given
+        chosen = _merge(PRESETS[name][1], {**given, "preset": name})
+        merged = _merge(_defaults(on_grid=chosen.get("cellular") is not None), chosen)
+        if merged["method"] != Method.CELLULAR and "cellular" not in given:
+            merged["cellular"] = None  # A control of a grid: its preset without the grid.
+        if given.get("budget_s") is not None and "rounds" not in given:
+            merged["rounds"] = None  # The preset's length must not cut a budget the user asked for.
+        where = str(self._file) if self._file else "configuration"
+        return _validate(merged, list(self._problems), where=where)
+
+    def _suited(self, name: str) -> str:
+        """The preset, or the one like it whose critic sees pixels, where that is known to suit."""
+        critic = _section(self.given, "critic").get("kind")
+        source = _section(self.given, "data").get("source")
+        if critic == "pixels" or (critic is None and source in (*TOY_NAMES, *GREY_NAMES)):
+            return ON_PIXELS.get(name, name)
+        return name
+
+
+def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of what was given; empty where there is none, or something else."""
+    found = tree.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def amended(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:

@@ -542,9 +542,14 @@ class Cellular:
     def _blank_pair(self) -> Pair:
         rng = np.random.Generator(np.random.Philox(key=0))  # What it draws is written over.
         config, shares = self._config, self._shares
-        sees = None if shares.features is None else (config.critic, shares.features)
         return new_pair(
-            config.networks, shares.shape, config.training, self._devices, rng, rng, sees=sees
+            config.networks,
+            shares.shape,
+            config.training,
+            self._devices,
+            rng,
+            rng,
+            features=shares.features,
         )
 
 

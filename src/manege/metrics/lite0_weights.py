@@ -73,7 +73,7 @@ def _installed() -> FeatureWeights:
     known = kept(_KEPT, SHA256)
     if known is not None and {name: tuple(one.shape) for name, one in known.items()} == shapes():
         return _weights(known)
-    path = _package_file()
+    path = package_file()
     if path is None:
         raise MachineError(f"{PACKAGE} is not installed; {_REMEDY}")
     content = _content(path, str(path))
@@ -87,7 +87,7 @@ def _installed() -> FeatureWeights:
     return _weights(tensors)
 
 
-def _package_file() -> Path | None:
+def package_file() -> Path | None:
     """PACKAGE's file, found without importing it; None where it is not installed."""
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:

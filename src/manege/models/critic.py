@@ -8,11 +8,14 @@ Shape legend: B pictures, C channels, S side, F floats that are seen of a pictur
 
 from __future__ import annotations
 
+from math import sqrt
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manege.config import Activation, FeatureCritic
+from manege.config import Activation, stream
 from manege.models.layers import Conv, Dense, Embed, activate
 from manege.models.lite0 import Lite0, sides
 from manege.models.networks import Discriminator, PictureShape
@@ -31,13 +34,15 @@ def fed_side(side: int) -> int:
 class FrozenFeatures:
     """The maps of some stages of a frozen network, as a row of numbers a picture."""
 
-    def __init__(self, network: Lite0, stages: tuple[int, ...], shape: PictureShape) -> None:
-        self.network, self.stages, self.shape = network, stages, shape
+    def __init__(
+        self, network: Lite0, stages: tuple[int, ...], shape: PictureShape, width: int
+    ) -> None:
+        """From pictures of a shape the maps of these stages, each mixed into `width` channels."""
+        self.network, self.stages, self.shape, self.width = network, stages, shape, width
         self._side = fed_side(shape.size)
-        self.sides = tuple(sides(self._side)[width] for width in stages)
-        self._floats = [
-            width * side**2 for width, side in zip(self.stages, self.sides, strict=True)
-        ]
+        self.sides = tuple(sides(self._side)[stage] for stage in stages)
+        self._floats = [stage * side**2 for stage, side in zip(stages, self.sides, strict=True)]
+        self._mixing_CW = [mixing(stage, width).to(network.device) for stage in stages]
 
     @property
     def floats(self) -> int:
@@ -45,8 +50,10 @@ class FrozenFeatures:
         return sum(self._floats)
 
     def to(self, device: torch.device) -> FrozenFeatures:
-        """The same on another device."""
-        return FrozenFeatures(self.network.to(device), self.stages, self.shape)
+        """The same on another device; itself where it is there already."""
+        if device == self.network.device:
+            return self
+        return FrozenFeatures(self.network.to(device), self.stages, self.shape, self.width)
 
     def of(self, x_BCSS: Tensor) -> Tensor:
         """B×F; can be differentiated once."""
@@ -56,20 +63,32 @@ class FrozenFeatures:
         return torch.cat([one.permute(0, 2, 3, 1).flatten(1) for one in maps], 1)
 
     def maps(self, seen_BF: Tensor) -> list[Tensor]:
-        """Each stage's map again, channels last in memory."""
-        parts = seen_BF.split(self._floats, 1)
+        """Each stage's map, its channels mixed, channels last in memory."""
+        parts = zip(seen_BF.split(self._floats, 1), self.sides, self._mixing_CW, strict=True)
         return [
-            part.contiguous().view(-1, side, side, width).permute(0, 3, 1, 2)
-            for part, side, width in zip(parts, self.sides, self.stages, strict=True)
+            (part.reshape(-1, len(mixing_CW)) @ mixing_CW)
+            .view(-1, side, side, self.width)
+            .permute(0, 3, 1, 2)
+            for part, side, mixing_CW in parts
         ]
 
 
+def mixing(stage: int, width: int) -> Tensor:
+    """The fixed random weights that mix a stage's channels, the same for everybody.
+
+    So no head can go by a few channels that happen to tell real pictures from generated ones.
+    """
+    rng = stream(0, cell="", purpose="feature mixing", step=stage)
+    drawn = rng.standard_normal((stage, width), dtype=np.float32)
+    return torch.from_numpy(drawn / np.float32(sqrt(stage)))
+
+
 def build_feature_discriminator(
-    critic: FeatureCritic, features: FrozenFeatures, num_labels: int = 0, *, spectral: bool = False
+    features: FrozenFeatures, num_labels: int = 0, *, spectral: bool = False
 ) -> FeatureDiscriminator:
     """Heads without storage, on these features."""
     with torch.device("meta"):
-        return FeatureDiscriminator(critic, features, num_labels, spectral=spectral)
+        return FeatureDiscriminator(features, num_labels, spectral=spectral)
 
 
 class FeatureDiscriminator(Discriminator):
@@ -77,19 +96,12 @@ class FeatureDiscriminator(Discriminator):
 
     sees_features = True
 
-    def __init__(
-        self,
-        critic: FeatureCritic,
-        features: FrozenFeatures,
-        num_labels: int,
-        *,
-        spectral: bool,
-    ) -> None:
+    def __init__(self, features: FrozenFeatures, num_labels: int, *, spectral: bool) -> None:
         super().__init__()
         self.features = features  # No module: nothing of it is in the record.
         self.heads = nn.ModuleList(
-            FeatureHead(width, side, critic.width, num_labels, spectral=spectral)
-            for width, side in zip(features.stages, features.sides, strict=True)
+            FeatureHead(features.width, side, num_labels, spectral=spectral)
+            for side in features.sides
         )
 
     def observe(self, x_BCSS: Tensor) -> Tensor:
@@ -108,15 +120,13 @@ class FeatureDiscriminator(Discriminator):
 class FeatureHead(nn.Module):
     """Convolutions from one stage's map to a value for each picture."""
 
-    def __init__(
-        self, inputs: int, side: int, width: int, num_labels: int, *, spectral: bool
-    ) -> None:
+    def __init__(self, width: int, side: int, num_labels: int, *, spectral: bool) -> None:
         super().__init__()
         convs = []
         while side > _LAST_SIDE:
-            convs.append(Conv(inputs, width, stride=2, spectral=spectral))
-            inputs, side = width, (side + 1) // 2
-        convs.append(Conv(inputs, width, spectral=spectral))
+            convs.append(Conv(width, width, stride=2, spectral=spectral))
+            side = (side + 1) // 2
+        convs.append(Conv(width, width, spectral=spectral))
         self.convs = nn.ModuleList(convs)
         self.linear = Dense(width * side * side, 1, spectral=spectral)
         # Rows that begin at 0, without a norm: a normalised row is a whole step from the start,

@@ -210,9 +210,14 @@ class Lite0:
             self._ends[width] = len(self._blocks)
         self._head = self._pointwise("head")
 
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.tensors["stem.weight"].device
+
     def to(self, device: torch.device) -> Lite0:
         """The same on another device; itself where it is there already."""
-        if self.tensors["stem.weight"].device == device:
+        if self.device == device:
             return self
         return Lite0({name: tensor.to(device) for name, tensor in self.tensors.items()})
 

@@ -70,11 +70,14 @@ class Carrier(Protocol):
         ...
 
 
-def new_run(config: RunConfig, out: Path | None, command: str) -> dict[str, Any]:
-    """What to ask for a new run."""
+def new_run(
+    config: RunConfig, out: Path | None, command: str, on_pixels: RunConfig | None = None
+) -> dict[str, Any]:
+    """What to ask for a new run; `on_pixels` is for where its critics cannot see features."""
     return {
         "new": True,
         "config": config.model_dump(mode="json"),
+        "on_pixels": None if on_pixels is None else on_pixels.model_dump(mode="json"),
         "out": None if out is None else str(out),
         "command": command,
     }

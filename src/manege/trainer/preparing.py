@@ -17,7 +17,7 @@ import numpy as np
 from manege import device, pictures
 from manege.config import DcganNetworks, FeatureCritic, Method, RunConfig, amended, stream, to_yaml
 from manege.data import KNOWN, Dataset, Split, open_dataset, set_of
-from manege.errors import ConfigError
+from manege.errors import ConfigError, ManegeError
 from manege.files import user_path
 from manege.metrics import (
     Space,
@@ -70,14 +70,23 @@ class Look(NamedTuple):
     stop: Callable[[], str | None]
 
 
-def prepare_new(config: RunConfig, out: Path | None, command: str, look: Look) -> Prepared:
-    """A new run's directory, with all that it needs to begin."""
+def prepare_new(
+    config: RunConfig,
+    out: Path | None,
+    command: str,
+    look: Look,
+    on_pixels: RunConfig | None = None,
+) -> Prepared:
+    """A new run's directory, with all that it needs to begin.
+
+    `on_pixels` is what to train instead where critics cannot see features, or should not.
+    """
     # Refuse before anything is made: a feature network takes minutes.
     device.place(config.device, 0, device.gpus_for(config.device))
     if out is not None:
         RunDir.check_free(out)
     dataset = open_dataset(config.data)
-    config = _settled(config, dataset)
+    config = _settled(_fitting(config, on_pixels, dataset, look), dataset)
     digests = _decode(config, dataset, look)
     space = _space_of(config, dataset, look)
     rundir = RunDir.create(
@@ -101,6 +110,25 @@ def prepare_new(config: RunConfig, out: Path | None, command: str, look: Look) -
         save_space(space, rundir.path / "scorer")
     rundir.write_bytes("samples/real.png", real_sheet(config, dataset))
     return Prepared(rundir, config, dataset)
+
+
+def _fitting(
+    config: RunConfig, on_pixels: RunConfig | None, dataset: Dataset, look: Look
+) -> RunConfig:
+    """The configuration, or the one on pixels where there are no features or pictures are grey."""
+    if not isinstance(config.critic, FeatureCritic):
+        return config
+    if on_pixels is not None and dataset.channels == 1:
+        look.say(f"grey pictures: discriminators see pixels (preset {on_pixels.preset})")
+        return on_pixels
+    try:
+        feature_weights(config.feature_weights)
+    except ManegeError as error:
+        if on_pixels is None or config.feature_weights is not None:
+            raise ConfigError(f"critic features: {error}") from None
+        look.say(f"warning: {error}; discriminators see pixels instead (preset {on_pixels.preset})")
+        return on_pixels
+    return config
 
 
 def real_sheet(config: RunConfig, dataset: Dataset) -> bytes:

@@ -189,7 +189,9 @@ class _Server:
         if message["new"]:
             config = RunConfig.model_validate(message["config"])
             out = None if message["out"] is None else Path(message["out"])
-            prepared = prepare_new(config, out, message["command"], look)
+            other = message["on_pixels"]
+            on_pixels = None if other is None else RunConfig.model_validate(other)
+            prepared = prepare_new(config, out, message["command"], look, on_pixels)
         else:
             prepared = prepare_resume(
                 Path(message["out"]),

@@ -1,0 +1,123 @@
+"""Discriminators on frozen features: what they see, what is in their record, what learns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.pictures import noise
+
+from manege.cell import Individual, new_pair
+from manege.config import PyramidNetworks, SpectralConstraint, Training
+from manege.metrics.lite0_weights import feature_weights
+from manege.models import (
+    FrozenFeatures,
+    PictureShape,
+    build_feature_discriminator,
+    build_generator,
+    fed_side,
+    initialise,
+    layout_of,
+)
+from manege.models.critic import mixing
+
+CPU = torch.device("cpu")
+STAGES = (24, 40, 112)
+
+
+@pytest.fixture(scope="module")
+def network():
+    return feature_weights().network
+
+
+def _features(network, side: int, channels: int = 3, width: int = 16) -> FrozenFeatures:
+    return FrozenFeatures(network, STAGES, PictureShape(side, channels), width)
+
+
+def _filled(features: FrozenFeatures, labels: int = 0, *, spectral: bool = True):
+    rng = np.random.default_rng(1)
+    judge = Individual(build_feature_discriminator(features, labels, spectral=spectral), CPU)
+    initialise(judge.network, rng)
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("side", "fed"), [(8, 24), (12, 24), (16, 32), (20, 40), (24, 24), (28, 28), (32, 32), (64, 64)]
+)
+def test_small_pictures_are_enlarged_by_a_whole_factor(network, side, fed):
+    assert fed_side(side) == fed
+    features = _features(network, side, 1)
+    x = noise(2, side, 1)
+    times = fed // side
+    larger = x.repeat_interleave(times, 2).repeat_interleave(times, 3)
+    (first,) = network.maps(larger, (24,))
+    seen = features.of(x)
+    assert seen.shape == (2, features.floats)
+    start = first.permute(0, 2, 3, 1).flatten(1)
+    assert torch.equal(seen[:, : start.shape[1]], start)
+
+
+def test_heads_see_every_stage_with_its_channels_mixed(network):
+    features = _features(network, 32)
+    x = noise(3, 32)
+    maps = network.maps(x, STAGES)
+    for stage, raw, mixed in zip(STAGES, maps, features.maps(features.of(x)), strict=True):
+        expected = torch.einsum("bchv,cw->bwhv", raw, mixing(stage, 16))
+        torch.testing.assert_close(mixed, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_mixing_is_the_same_for_everybody_and_keeps_the_size_of_what_it_mixes():
+    one, same = mixing(40, 64), mixing(40, 64)
+    assert torch.equal(one, same)
+    assert float((one**2).sum(0).mean()) == pytest.approx(1, abs=0.1)
+
+
+def test_a_value_for_each_stage_and_nothing_of_the_frozen_network_in_the_record(network):
+    features = _features(network, 32)
+    judge = _filled(features)
+    values = judge.network(judge.network.observe(noise(5, 32)))
+    assert values.shape == (5, len(STAGES))
+    names = {slot.name for slot in layout_of(judge.network).parameters}
+    assert all(name.startswith("heads.") for name in names)
+    judge.check_views()
+    # Two convolutions at 8x8, one at 4x4, one at 2x2, and a linear layer each.
+    convs, linears = 4 * (16 * 16 * 9 + 16), sum(16 * side**2 + 1 for side in (4, 4, 2))
+    assert sum(one.numel() for one in judge.parameters) == convs + linears
+
+
+def test_gradients_reach_the_pictures_and_no_frozen_weight(network):
+    judge = _filled(_features(network, 32))
+    x = noise(2, 32).requires_grad_()
+    judge.network(judge.network.observe(x)).sum().backward()
+    assert x.grad is not None
+    assert float(x.grad.abs().sum()) > 0
+    assert not any(tensor.requires_grad for tensor in network.tensors.values())
+
+
+def test_labels_begin_without_a_say_and_then_have_one(network):
+    judge = _filled(_features(network, 32), labels=3)
+    seen = judge.network.observe(noise(3, 32))
+    values = [judge.network(seen, None, torch.full((3,), label)) for label in range(3)]
+    assert torch.equal(values[0], values[1])
+    with torch.no_grad():
+        judge.network.heads[0].embed.weight[1] += 1
+    assert not torch.equal(values[0], judge.network(seen, None, torch.full((3,), 1)))
+
+
+def test_a_conditional_generators_rows_are_small_beside_the_latent():
+    generator = Individual(build_generator(PyramidNetworks(), PictureShape(32, 3), 10), CPU)
+    initialise(generator.network, np.random.default_rng(0))
+    assert float(generator.network.embed.weight.detach().std()) == pytest.approx(0.1, rel=0.2)
+
+
+@pytest.mark.parametrize("side", [8, 12, 20, 28, 32, 48, 64, 128])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_pyramid_pair_makes_and_judges_pictures_of_every_side(side, channels):
+    rng = np.random.default_rng(0)
+    training = Training(constraint=SpectralConstraint(), loss="hinge")
+    spec = PyramidNetworks(generator_width=16, discriminator_width=4)
+    pair = new_pair(spec, PictureShape(side, channels), training, CPU, rng, rng)
+    drawn = pair.generator.network(torch.randn(2, spec.latent))
+    assert drawn.shape == (2, channels, side, side)
+    assert float(drawn.detach().abs().max()) <= 1
+    assert pair.discriminator.network(drawn).shape == (2,)
