@@ -87,6 +87,8 @@ fmt: setup
 bench: setup
 	@echo "== bench: CPU seconds of a training step, fast form against plain; run it alone"
 	$(BIN)/python benchmarks/step.py
+	@echo "== bench: CPU seconds of a training step, critics on features against pixels; run it alone"
+	$(BIN)/python benchmarks/critic.py
 	@echo "== bench: CPU seconds of a cell's round at the cellular paper's settings"
 	$(BIN)/python benchmarks/cellular.py
 	@echo "== bench: CPU time of the coordinator with 100, 300 and 1,000 trainers"

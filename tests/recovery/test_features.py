@@ -76,7 +76,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder, undisturbed, tmp_path):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     time.sleep(0.5)  # Its trainers die with it, and let go of the run.
-    assert RunDir.open(path).status()["state"] == "running"
+    assert RunDir.open(path).status()["state"] == "interrupted"
     done = run_here("resume", "run", cwd=tmp_path)
     assert done.code == 0, done.err
     assert state_of(path) == undisturbed(*args)
