@@ -242,7 +242,7 @@ class FeatureCritic(Section):
     """
 
     kind: Literal["features"] = "features"
-    stages: tuple[Literal[16, 24, 40, 80, 112, 192, 320], ...] = Field((24, 40, 112), min_length=1)
+    stages: tuple[Literal[16, 24, 40, 80, 112, 192, 320], ...] = (24, 40, 112)
     """The stages whose maps have heads, by their channels."""
     width: EvenWidth = 64
     """Channels of a head's maps."""
@@ -251,8 +251,8 @@ class FeatureCritic(Section):
 
     @model_validator(mode="after")
     def _check(self) -> FeatureCritic:
-        if list(self.stages) != sorted(set(self.stages)):
-            raise ValueError("critic.stages: expected each once, from the first to the last")
+        if not self.stages or list(self.stages) != sorted(set(self.stages)):
+            raise ValueError("critic.stages: expected some, each once, from the first to the last")
         return self
 
 
@@ -466,6 +466,9 @@ class RunConfig(Section):
 
     def _nonsense(self) -> str | None:
         """Why loss, constraint and networks make no sense together, or None."""
+        on_features = isinstance(self.critic, FeatureCritic)
+        if on_features and self.data.source in TOY_NAMES:
+            return "critic: points are no pictures, and features are of pictures; set critic pixels"
         if self.data.source in TOY_NAMES and (
             self.training.augment.kind != "none" or self.training.flip
         ):
@@ -474,7 +477,7 @@ class RunConfig(Section):
             )
         if (problem := self._not_cellular()) is not None:
             return problem
-        if isinstance(self.critic, FeatureCritic):
+        if on_features:
             return self._not_on_features()
         kind, loss = self.training.constraint.kind, self.training.loss
         if kind == "clip" and loss is not Loss.WASSERSTEIN:
@@ -498,8 +501,6 @@ class RunConfig(Section):
     def _not_on_features(self) -> str | None:
         """Why the settings make no sense for a critic that sees features, or None."""
         kind = self.training.constraint.kind
-        if self.data.source in TOY_NAMES:
-            return "critic: points are no pictures, and features are of pictures; set critic pixels"
         if kind in ("gp", "r1", "r1r2"):
             return (
                 f"training.constraint: {kind} penalises gradients at pixels, and a feature critic "
