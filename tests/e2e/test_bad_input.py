@@ -497,6 +497,34 @@ NONSENSE = [
 ]
 
 FILES = [
+    Case("a tagged value", "train digits --set seed=!!int", ("'seed=!!int'", "tag !!int refused")),
+    Case(
+        "a tagged truth value",
+        "train digits --set training.flip=!!bool",
+        ("'training.flip=!!bool'", "tag !!bool refused"),
+    ),
+    Case(
+        "a key of a thousand parts",
+        f"train digits --set seed{'.a' * 1000}=1",
+        ("seed.a.a", "found 1001 parts, expected at most 20"),
+    ),
+    Case(
+        "a number too long to be told",
+        f"train digits --set seed=0x{'f' * 5000}",
+        ("a number of 5002 characters, expected at most 100",),
+    ),
+    Case(
+        "a configuration with a tagged date",
+        "train digits --config c.yaml",
+        ("c.yaml", "line 2", "tag !!timestamp refused"),
+        prepare=text("c.yaml", "rounds: 1\nseed: !!timestamp x\n"),
+    ),
+    Case(
+        "a plan with a tag",
+        "sweep plan.yaml -o out",
+        ("plan.yaml", "line 1", "tag !!int refused"),
+        prepare=text("plan.yaml", "data: !!int ''\n"),
+    ),
     Case("no such file", "train digits --config c.yaml", ("c.yaml", "cannot be read", "--config")),
     Case(
         "a folder for a file",
@@ -634,6 +662,12 @@ RUNS = [
         "resume run",
         ("run/config.yaml",),
         prepare=edited("run/config.yaml", lambda text: half(text) + b": ["),
+    ),
+    Case(
+        "resuming with a tag in config.yaml",
+        "resume run",
+        ("run/config.yaml", "tag !!bool refused"),
+        prepare=edited("run/config.yaml", lambda old: old + b"x: !!bool x\n"),
     ),
     Case(
         "resuming with binary for config.yaml",

@@ -54,7 +54,7 @@ from manege.config.schema import (
     partition,
 )
 from manege.config.seeds import stream
-from manege.config.sources import amended, load_yaml, resolve, to_yaml
+from manege.config.sources import amended, resolve, to_yaml
 
 __all__ = [
     "ALL",
@@ -103,7 +103,6 @@ __all__ = [
     "Stability",
     "Training",
     "amended",
-    "load_yaml",
     "parse_duration",
     "partition",
     "resolve",

@@ -14,6 +14,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from manege.config.schema import RunConfig
+from manege.labels import printable
 
 Tree = dict[str, Any]
 
@@ -42,7 +43,7 @@ def join_problems(where: str, problems: list[str]) -> str:
 def tell(problem: Any, tree: Tree) -> str:
     """One pydantic problem in our words."""
     loc = tuple(part for part in problem["loc"] if not _is_union_tag(part, problem["loc"], tree))
-    path = ".".join(str(part) for part in loc)
+    path = ".".join(printable(part) for part in loc)
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in ("extra_forbidden", "invalid_key"):
         path = path.removesuffix(".[key]")

@@ -17,8 +17,11 @@ from manege.config.presets import DEFAULT_CELLULAR_PRESET, DEFAULT_PRESET, PRESE
 from manege.config.problems import expected_one_of, join_problems, tell
 from manege.config.schema import DataConfig, Method, RunConfig
 from manege.errors import ConfigError
+from manege.yamltext import load_yaml, parse_yaml
 
-MAX_FILE_BYTES = 1_000_000
+_SHOWN = 80
+_DEEPEST = 20
+"""Parts of a dotted key; the deepest that means anything has four."""
 
 Tree = dict[str, Any]
 
@@ -76,84 +79,30 @@ def amended(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     return _validate(tree, [], where="configuration")
 
 
-def load_yaml(path: Path) -> Tree:
-    """The mapping in a YAML file; no tags, no aliases, no repeated keys, at most 1 MB."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ConfigError(
-                f"{path}: found {size:,} bytes, expected at most {MAX_FILE_BYTES:,}; "
-                "is this a configuration file?"
-            )
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); give --config an existing YAML file"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text; expected a YAML file") from None
-    tree = _parse_yaml(text, where=f"{path}:")
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(
-            f"{path}: found a {type(tree).__name__}, expected `key: value` lines; "
-            "see `manege train digits --print-config`"
-        )
-    return tree
-
-
 def to_yaml(config: RunConfig) -> str:
     """The full configuration as YAML that `resolve(file=…)` turns into the same one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _parse_yaml(text: str, *, where: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_PlainLoader)  # A SafeLoader with more refused.
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}:" if mark else ""
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{where}{line} not usable YAML ({what})") from None
-    except (ValueError, TypeError, RecursionError) as error:
-        # Impossible dates, lists as keys, endless digits or nesting.
-        raise ConfigError(f"{where} not usable YAML ({str(error).splitlines()[0]})") from None
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """Refuses aliases (a small file could grow without bound) and repeated keys."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(
-                None, None, f"alias *{event.anchor} refused: write the value out", event.start_mark
-            )
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key.value!r} stands twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
-
-
 def _parse_set(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set {text!r}: expected key=value, as in --set training.batch=64")
-    return key.strip(), _parse_yaml(value, where=f"--set {text!r}:")
+        raise ConfigError(
+            f"--set {text!r:.{_SHOWN}}: expected key=value, as in --set training.batch=64"
+        )
+    return key.strip(), parse_yaml(value, where=f"--set {text!r:.{_SHOWN}}")
 
 
 def _place(tree: Tree, dotted: str, value: Any) -> None:
     """Put value at a dotted key, as one more source over what the tree holds."""
+    parts = dotted.split(".")
+    if len(parts) > _DEEPEST:
+        raise ConfigError(
+            f"{dotted[:_SHOWN]}…: found {len(parts)} parts, expected at most {_DEEPEST}; "
+            "see `manege train digits --print-config` for the keys"
+        )
     nested: Any = value
-    for part in reversed(dotted.split(".")):
+    for part in reversed(parts):
         nested = {part: nested}
     merged = _merge(tree, nested)
     tree.clear()

@@ -151,6 +151,24 @@ def test_damaged_events_and_live_files_are_no_failure(tmp_path):
     assert "1 damaged lines" in following.once(path, 80, 24)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"seed: !!int ''", b"seed: !!bool x", b"[" * 5000, b"\xff", b"a: 1" + b":1" * 400 + b".5"],
+)
+def test_a_damaged_configuration_is_noted(tmp_path, content):
+    path = make_run(tmp_path / "run", per_class_events(["a"], 4), labels=["a"], method="per-class")
+    assert "config.yaml" not in following.once(path, 200, 24)
+    (path / "config.yaml").write_bytes(content)
+    assert f"{path / 'config.yaml'}: " in following.once(path, 400, 24)
+
+
+@pytest.mark.parametrize("text", ["data: 3", "data: {source: [1]}", "cellular: 3", "~: 1", ""])
+def test_a_configuration_with_other_things_in_it_is_no_failure(tmp_path, text):
+    path = make_run(tmp_path / "run", per_class_events(["a"], 4), labels=["a"], method="per-class")
+    (path / "config.yaml").write_text(text)
+    assert "run" in following.once(path, 80, 24)
+
+
 def test_keys_pressed_at_once_are_taken_one_by_one(monkeypatch):
     view = Live()
     monkeypatch.setattr(view._keys, "pressed", lambda: "pcPsx?")
