@@ -13,6 +13,7 @@ from manege.errors import CheckpointError
 from manege.view import following, lines, live
 from manege.view.lines import Lines
 from manege.view.live import Careful, Live
+from manege.view.scene import Now, Pulse
 
 
 @pytest.fixture
@@ -167,6 +168,15 @@ def test_a_configuration_with_other_things_in_it_is_no_failure(tmp_path, text):
     path = make_run(tmp_path / "run", per_class_events(["a"], 4), labels=["a"], method="per-class")
     (path / "config.yaml").write_text(text)
     assert "run" in following.once(path, 80, 24)
+
+
+def test_a_live_file_is_not_written_through_a_link(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("old")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".live.json.tmp").symlink_to(precious)
+    Pulse(tmp_path / "run").write(Now(), at_once=True)
+    assert precious.read_text() == "old"
 
 
 def test_keys_pressed_at_once_are_taken_one_by_one(monkeypatch):
