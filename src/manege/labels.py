@@ -5,6 +5,7 @@ Each place words its own refusal, with what `LABEL` says is expected.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeGuard
 
 LONGEST = 1_000
@@ -26,6 +27,19 @@ def is_label(value: object) -> TypeGuard[str]:
         and not set("/\\") & set(value)
         and value.strip() not in ("", ".", "..")
     )
+
+
+def namesakes(names: Iterable[tuple[str, str]]) -> tuple[str, str, str] | None:
+    """Return two of the labels that have the same name of a file or folder, and that name.
+
+    Args:
+        names: each label, or what it is called, with its name.
+    """
+    owners: dict[str, str] = {}
+    for label, name in names:
+        if (other := owners.setdefault(name, label)) != label:
+            return other, label, name
+    return None
 
 
 def shown(value: object) -> str:

@@ -78,9 +78,10 @@ def _open(path: Path, splits: tuple[Split, ...], *, labelled: bool) -> ArraySour
         )
     if shapes[Split.TRAIN][0] == 0:
         raise DataError(f"{path}: no pictures in images, expected some")
-    labels = natural({label for column in names.values() for label in column})
-    for label in labels:
+    found = {label for column in names.values() for label in column}
+    for label in sorted(found):
         check_label(label, f"{path}: labels")
+    labels = natural(found)
     places = {label: place for place, label in enumerate(labels)}
     parts = {
         split: Part(

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from manege import device, pictures
-from manege.config import DcganNetworks, Method, RunConfig, amended, stream, to_yaml
+from manege.config import DcganNetworks, Method, RunConfig, amended, partition, stream, to_yaml
 from manege.data import KNOWN, Dataset, Split, open_dataset, set_of
-from manege.errors import ConfigError
-from manege.files import user_path
+from manege.errors import ConfigError, DataError
+from manege.files import below, user_path
+from manege.labels import namesakes
 from manege.metrics import (
     Space,
     Telling,
@@ -28,7 +29,7 @@ from manege.metrics import (
     scored_data,
     space_for,
 )
-from manege.rundir import RunDir
+from manege.rundir import RunDir, cell_folder
 from manege.sampler import run_config, run_data
 from manege.trainer.binding import check_space
 from manege.trainer.cell_run import check_scorer
@@ -77,6 +78,7 @@ def prepare_new(config: RunConfig, out: Path | None, command: str, look: Look) -
         RunDir.check_free(out)
     dataset = open_dataset(config.data)
     config = _settled(config, dataset)
+    _check_folders(config, dataset)
     digests = _decode(config, dataset, look)
     space = _space_of(config, dataset, look)
     rundir = RunDir.create(
@@ -100,6 +102,17 @@ def prepare_new(config: RunConfig, out: Path | None, command: str, look: Look) -
         save_space(space, rundir.path / "scorer")
     rundir.write_bytes("samples/real.png", real_sheet(config, dataset))
     return Prepared(rundir, config, dataset)
+
+
+def _check_folders(config: RunConfig, dataset: Dataset) -> None:
+    """Refuse labels whose cells would share a folder of the run, which is named by a short hash."""
+    cells = partition(config, dataset.labels)
+    if same := namesakes((cell, cell_folder(cell)) for cell in cells):
+        one, other, folder = same
+        raise DataError(
+            f"{dataset.name}: labels {one!r} and {other!r} would share the folder {folder}, "
+            "expected one for each; rename one of them"
+        )
 
 
 def real_sheet(config: RunConfig, dataset: Dataset) -> bytes:
@@ -183,7 +196,7 @@ def _space_of(config: RunConfig, dataset: Dataset, look: Look) -> Space | None:
 
 def _prepare_scorer(rundir: RunDir, config: RunConfig, dataset: Dataset, look: Look) -> None:
     """See to it that the run has its scorer, and that it is the one it was scored with so far."""
-    folder = rundir.path / "scorer"
+    folder = below(rundir.path, "scorer")
     if not config.scored:
         return
     if is_stored(folder):
