@@ -119,7 +119,7 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
         ),
         "60,000,000 pictures in 1[0-9]{2},[0-9]{3} bytes, expected at most",
     ),
-    "labels of a million letters": (
+    "labels of ten million letters": (
         lambda path: zipped(
             path, **(FEW | {"labels": header((20,), "|S10000000") + b"\xff" * 200 * MB})
         ),
