@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,34 @@ def idx(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]
 
 def npz(**arrays: np.ndarray) -> Callable[[Path], object]:
     return lambda here: np.savez(here / "a.npz", **arrays)
+
+
+def zipped(**members: bytes) -> Callable[[Path], object]:
+    """An .npz of these bytes."""
+
+    def prepare(here: Path) -> None:
+        with zipfile.ZipFile(here / "a.npz", "w") as archive:
+            for name, content in members.items():
+                archive.writestr(f"{name}.npy", content)
+
+    return prepare
+
+
+def encrypted_npz(here: Path) -> None:
+    np.savez(here / "a.npz", images=noise(0, 40, 8, 8), labels=np.arange(40) % 2)
+    content = (here / "a.npz").read_bytes()
+    for mark, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        head = content.index(mark) + flags
+        content = content[:head] + b"\1" + content[head + 1 :]
+    (here / "a.npz").write_bytes(content)
+
+
+def claiming(*shape: int) -> bytes:
+    """The header of an array of bytes, and nothing behind it."""
+    file = io.BytesIO()
+    told = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, told)
+    return file.getvalue()
 
 
 def text(name: str, content: str | bytes) -> Callable[[Path], object]:
@@ -300,8 +329,32 @@ DATA = [
     Case(
         "an .npz with pickled labels",
         "train a.npz",
-        ("a.npz", "'labels' cannot be read", "as plain data"),
+        ("a.npz", "labels has dtype object, expected integers, or strings"),
         prepare=npz(images=IMAGES, labels=FORTY.astype(object)),
+    ),
+    Case(
+        "an .npz that is encrypted",
+        "train a.npz",
+        ("a.npz", "array 'images' cannot be read", "encrypted", "as plain data"),
+        prepare=encrypted_npz,
+    ),
+    Case(
+        "an .npz with an array of no bytes, to be measured",
+        "evaluate a.npz --data digits",
+        ("a.npz", "array 'images' cannot be read", "as plain data"),
+        prepare=zipped(images=b"", labels=b""),
+    ),
+    Case(
+        "an .npz whose header claims a thousand million pictures",
+        "train a.npz",
+        ("a.npz", "array 'images' claims 1000000000x28x28 of uint8", "save it again"),
+        prepare=zipped(images=claiming(10**9, 28, 28), labels=b""),
+    ),
+    Case(
+        "an .npz with labels of 5,000 digits",
+        "train a.npz",
+        ("a.npz", "labels has dtype <U5000, expected integers, or strings of at most"),
+        prepare=npz(images=IMAGES, labels=np.array(["9" * 5_000] * 40)),
     ),
     Case(
         "an .npz with pickled images",
