@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from manege import __version__
@@ -207,6 +208,25 @@ def test_training_tells_its_result_as_one_object(manege: Command, tmp_path: Path
     assert (tmp_path / told["run"] / "command.txt").read_text().startswith("manege train digits")
     longer = one_object(manege("resume", "run", "--rounds", "3", "--json"))
     assert longer["rounds"] == {"3": 3, "7": 3, "8": 3}
+
+
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_resuming_under_other_vector_instructions_is_told_in_a_line(
+    manege_process: Command, run: Path, runtime: str
+) -> None:
+    here = torch.backends.cpu.get_cpu_capability()
+    if here == "DEFAULT":
+        pytest.skip("torch has no vector instructions here that could be left out")
+    same = manege_process("resume", "run", "--rounds", "3", "--runtime", runtime)
+    assert (same.code, "began with" in same.err) == (0, False), same.err
+    plain = {"ATEN_CPU_CAPABILITY": "default"}
+    other = manege_process("resume", "run", "--rounds", "4", "--runtime", runtime, env=plain)
+    assert other.code == 0, other.err
+    (line,) = [line for line in other.err.splitlines() if "began with" in line]
+    assert line == (
+        f"warning: run began with cpu_capability {here}, here it is DEFAULT: it may end in other "
+        "bits than without the interruption; for the same bits go on as it began"
+    )
 
 
 def test_every_other_command_tells_its_result_as_one_object(manege: Command, run: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from manege.errors import CheckpointError
+from manege.errors import CheckpointError, ManegeError
 from manege.files import (
     below,
     blaming,
@@ -113,6 +113,13 @@ class RunDir:
             raise CheckpointError(
                 f"{self.path / 'config.yaml'} is damaged ({error}); restore it from a copy"
             ) from error
+
+    def environment(self) -> dict[str, Any]:
+        """What the run began with; empty when the file is lost or damaged, for nothing needs it."""
+        try:
+            return parse_object(self._read("environment.json"))
+        except (ManegeError, ValueError):
+            return {}
 
     def write_config(self, text: str) -> None:
         """config.yaml holds the text."""
