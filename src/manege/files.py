@@ -25,6 +25,7 @@ _REMEDIES = {
     errno.EROFS: "choose a place that is not mounted read-only",
     errno.ENOENT: "a folder of it does not exist",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EAGAIN: "raise the limit on processes (ulimit -u), or end other programs",
 }
 
 

@@ -438,6 +438,22 @@ def test_a_name_that_is_not_text_is_shown_escaped(manege_process: Command, tmp_p
     assert (tmp_path / name).is_file()
 
 
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_a_run_whose_name_is_not_text_is_a_run_like_any_other(
+    runtime: str, manege_process: Command, tmp_path: Path
+) -> None:
+    name = os.fsdecode(b"r\xffn")
+    few = ("--classes", "3,7", "--limit-per-class", "20", "--rounds", "1", "--workers", "1")
+    done = manege_process("train", "digits", *few, *TINY, "--runtime", runtime, "--out", name)
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    assert "r\\udcffn/model" in done.out
+    assert r"--out 'r\udcffn'" in (tmp_path / name / "command.txt").read_text()
+    for verb in (("resume", name, "--rounds", "2", "--runtime", runtime), ("report", name)):
+        again = manege_process(*verb)
+        assert (again.code, "Traceback" in again.err) == (0, False), again.err
+
+
 def test_two_classes_that_differ_only_in_case_train_side_by_side(tmp_path: Path) -> None:
     write_class(tmp_path / "pets" / "Cat", 20)
     write_class(tmp_path / "pets" / "cat", 20)

@@ -21,6 +21,7 @@ from manege.config.cellular import (
     Ring,
 )
 from manege.config.presets import DEFAULT_PRESET, PRESETS
+from manege.config.problems import shown
 from manege.config.schema import (
     ALL,
     SIZES,
@@ -106,6 +107,7 @@ __all__ = [
     "parse_duration",
     "partition",
     "resolve",
+    "shown",
     "stream",
     "to_yaml",
 ]

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from manege.config.cellular import Cellular
 from manege.config.presets import DEFAULT_CELLULAR_PRESET, DEFAULT_PRESET, PRESETS
-from manege.config.problems import expected_one_of, join_problems, tell
+from manege.config.problems import expected_one_of, join_problems, shown, tell
 from manege.config.schema import DataConfig, Method, RunConfig
 from manege.errors import ConfigError
 from manege.yamltext import load_yaml, parse_yaml
@@ -55,20 +55,27 @@ def resolve(
             problems.append(str(error))
 
     given = _merge(from_file, over)
-    on_grid = given.get("method") == Method.CELLULAR
+    on_grid = _is_cellular(given)
     default = DEFAULT_CELLULAR_PRESET if on_grid else DEFAULT_PRESET
     named = (preset, over.pop("preset", None), from_file.get("preset"), default)
     name = next(one for one in named if one is not None)
     if not isinstance(name, str) or name not in PRESETS:
-        problems.append(f"preset: found {name!r}, {expected_one_of(PRESETS, str(name))}")
+        near = name if isinstance(name, str) else ""
+        problems.append(f"preset: found {shown(name)}, {expected_one_of(PRESETS, near)}")
         name = default
     chosen = _merge(PRESETS[name][1], {**given, "preset": name})
     merged = _merge(_defaults(on_grid=chosen.get("cellular") is not None), chosen)
-    if merged["method"] != Method.CELLULAR and "cellular" not in given:
+    if not _is_cellular(merged) and "cellular" not in given:
         merged["cellular"] = None  # A control of a grid: its preset without the grid.
     if given.get("budget_s") is not None and "rounds" not in given:
         merged["rounds"] = None  # The preset's length must not cut a budget the user asked for.
     return _validate(merged, problems, where=str(file) if file else "configuration")
+
+
+def _is_cellular(tree: Tree) -> bool:
+    # From Python anything may come, and an array cannot be compared.
+    method = tree.get("method")
+    return isinstance(method, str) and method == Method.CELLULAR
 
 
 def amended(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:

@@ -64,7 +64,8 @@ class RunDir:
         """A new run in the given folder, or in the next free ``parent/NNNN-name``."""
         # config.yaml last: it makes the folder a run.
         initial = {
-            "command.txt": (command.rstrip("\n") + "\n").encode(),
+            # A path in it need not be text; it is written escaped, as it is shown.
+            "command.txt": (command.rstrip("\n") + "\n").encode(errors="backslashreplace"),
             "environment.json": readable(environment),
             "data.json": readable(data),
             "status.json": readable({"incarnation": 0, "state": "stopped"}),
