@@ -5,7 +5,9 @@ Owns what a verb does; the command line only parses, calls and prints.
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -16,15 +18,16 @@ import numpy as np
 
 from manege.comparison import Comparison
 from manege.comparison import compare as compare_runs
-from manege.config import RunConfig, resolve_both, to_yaml
+from manege.config import RunConfig, resolve_both, shown, to_yaml
 from manege.errors import ConfigError
 from manege.evaluation import Evaluation, Options, Subject
 from manege.evaluation import evaluate as evaluate_subject
 from manege.progress import counter
 from manege.rundir import RunDir
 from manege.runtime.orders import Outcome, Watcher
-from manege.runtime.screen import Nobody, Screen
+from manege.runtime.screen import Guarded, Nobody, Screen
 from manege.sampler import Model, Samples, of_run, open_model, save
+from manege.stopping import StopSignals
 from manege.trainer import Look, prepare_new, prepare_resume, run
 from manege.view.lines import Lines
 
@@ -60,7 +63,7 @@ class Run:
 
 
 def train(data: str, *, out: str | Path | None = None, **options: Any) -> Run:
-    """Train on a dataset and wait for the end.
+    """Train on a dataset and wait for the end; Ctrl-C saves, and the run that returns is stopped.
 
     Args:
         data: a dataset's name, an image folder or an .npz file.
@@ -70,20 +73,25 @@ def train(data: str, *, out: str | Path | None = None, **options: Any) -> Run:
     """
     preset, file = options.pop("preset", None), options.pop("config", None)
     flags = {"data.source": data} | {key.replace("__", "."): v for key, v in options.items()}
-    config, on_pixels = resolve_both(preset=preset, file=Path(file) if file else None, flags=flags)
-    return start_run(config, out=Path(out) if out else None, on_pixels=on_pixels)
+    config, on_pixels = resolve_both(preset=preset, file=_path_if_any("config", file), flags=flags)
+    with StopSignals(_CTRL_C) as stop:
+        return start_run(config, out=_path_if_any("out", out), stop=stop, on_pixels=on_pixels)
 
 
 def resume(
     run: str | Path, *, rounds: int | None = None, budget_s: float | str | None = None
 ) -> Run:
-    """Go on with a run, to a new total of rounds or time (``"10m"``) when one is given."""
-    return continue_run(Path(run), rounds=rounds, budget_s=budget_s)
+    """Go on with a run, to a new total of rounds or time (``"10m"``) when one is given.
+
+    Ctrl-C is as for `train`.
+    """
+    with StopSignals(_CTRL_C) as stop:
+        return continue_run(_path("run", run), rounds=rounds, budget_s=budget_s, stop=stop)
 
 
 def sample(model: str | Path | Model, count: int, **options: Any) -> Samples:
     """Draw pictures; options are those of `Model.sample`."""
-    opened = model if isinstance(model, Model) else open_model(Path(model))
+    opened = model if isinstance(model, Model) else open_model(_path("model", model))
     return opened.sample(count, **options)
 
 
@@ -123,7 +131,7 @@ def _options(given: Mapping[str, Any]) -> Options:
 
 def export(run: str | Path, out: str | Path) -> Model:
     """Write a run's model as it stands into a folder of its own."""
-    path = Path(run)
+    path = _path("run", run)
     model = open_model(path) if (path / "model.json").is_file() else of_run(RunDir.open(path))
     save_model(model, out)
     return model
@@ -131,12 +139,28 @@ def export(run: str | Path, out: str | Path) -> Model:
 
 def load_model(path: str | Path) -> Model:
     """The model in a model folder or a run directory."""
-    return open_model(Path(path))
+    return open_model(_path("path", path))
 
 
 def save_model(model: Model, out: str | Path) -> None:
     """Write a model, merged or thinned as it may be, into a folder of its own."""
-    save(model, Path(out))
+    save(model, _path("out", out))
+
+
+_CTRL_C = (signal.SIGINT,)
+"""What a function takes over while it trains: a program's other signals are its own."""
+
+
+def _path(name: str, value: Any) -> Path:
+    """Return an argument as a path; raise ConfigError for what is none."""
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name}: found {shown(value)}, expected the path of a file or folder")
+    return Path(value)
+
+
+def _path_if_any(name: str, value: Any) -> Path | None:
+    """Return an argument that may be left out, or be empty, as a path."""
+    return None if value is None or (isinstance(value, str) and not value) else _path(name, value)
 
 
 def _never() -> str | None:
@@ -160,8 +184,8 @@ def start_run(
         config, out, command or shlex.join(sys.argv), look, on_pixels
     )
     with rundir.start():
-        watcher, screen = _looked_at_by(watcher, screen, rundir.path)
-        outcome = run(config, rundir, dataset, watcher=watcher, stop=stop, screen=screen)
+        by = _looked_at_by(watcher, screen, rundir.path)
+        outcome = run(config, rundir, dataset, watcher=by, stop=stop, screen=by)
     return Run(rundir.path, config, outcome)
 
 
@@ -179,17 +203,15 @@ def continue_run(
     look = Look(say, counter("feature network: seen"), stop)
     rundir, config, dataset = prepare_resume(path, rounds=rounds, budget_s=budget_s, look=look)
     with rundir.start():
-        watcher, screen = _looked_at_by(watcher, screen, rundir.path)
+        by = _looked_at_by(watcher, screen, rundir.path)
         rundir.write_config(to_yaml(config))
-        outcome = run(config, rundir, dataset, watcher=watcher, stop=stop, screen=screen)
+        outcome = run(config, rundir, dataset, watcher=by, stop=stop, screen=by)
     return Run(path, config, outcome)
 
 
-def _looked_at_by(
-    watcher: Watcher | None, screen: Screen | None, path: Path
-) -> tuple[Watcher, Screen]:
-    """Who looks on; plain lines when nobody was named."""
+def _looked_at_by(watcher: Watcher | None, screen: Screen | None, path: Path) -> Guarded:
+    """Who looks on, and cannot hurt the run; plain lines when nobody was named."""
     lines = Lines()
-    screen = screen or (lines if watcher is None else Nobody())
-    screen.opened(path)
-    return watcher or lines, screen
+    guarded = Guarded(watcher or lines, screen or (lines if watcher is None else Nobody()))
+    guarded.opened(path)
+    return guarded

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from manege import processes
 from manege.errors import MachineError
 
 _KEEP_BYTES = 1 << 30
@@ -105,7 +106,7 @@ def gpus_apart(name: str) -> int:
     if not wants_gpus(name):
         return 0
     reading, writing = os.pipe()
-    pid = os.fork()
+    pid = processes.fork()
     if pid == 0:
         try:
             os.write(writing, _COUNT.pack(gpus_for(name)))
@@ -126,11 +127,17 @@ def enter(devices: Devices) -> None:
             return
 
 
+def use_threads(count: int) -> None:
+    """Have torch compute with so many threads; MachineError when there cannot be so many."""
+    processes.check_threads(count - 1)  # OpenMP ends the process when it cannot start its own.
+    torch.set_num_threads(count)
+
+
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Torch computes with `count` threads inside; the caller's number is given back after."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    use_threads(count)
     try:
         yield
     finally:

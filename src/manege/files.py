@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from manege.errors import MachineError
+from manege.errors import ConfigError, MachineError
 
 _REMEDIES = {
     errno.ENOSPC: "free some space on that disk",
@@ -25,6 +25,7 @@ _REMEDIES = {
     errno.EROFS: "choose a place that is not mounted read-only",
     errno.ENOENT: "a folder of it does not exist",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EAGAIN: "raise the limit on processes (ulimit -u), or end other programs",
 }
 
 
@@ -32,6 +33,27 @@ def user_path(text: str | os.PathLike[str]) -> Path:
     """The path with ~ for a home folder; one of a user whom nobody knows is left as it is."""
     # Path.expanduser raises where os.path's leaves it: no such path is there, and so it is told.
     return Path(os.path.expanduser(text))  # noqa: PTH111
+
+
+def below(folder: Path, *names: str) -> Path:
+    """Return the path of those names in the folder; ConfigError when it lies elsewhere.
+
+    Whatever is to be written under a name that somebody else chose is asked for here: the name may
+    be empty, absolute or hold "..", and a link on the way may lead anywhere.
+    """
+    path = folder.joinpath(*names)
+    try:
+        # The folder itself may be a link: whoever asked for it meant where it leads.
+        real, home = path.resolve(), folder.resolve()
+        leads = "" if home in real.parents else f" leads to {real}"
+    except (OSError, ValueError, RuntimeError) as error:
+        leads = f" leads nowhere ({error})"
+    if leads:
+        raise ConfigError(
+            f"{ascii(str(path))[1:-1]}:{leads}, expected a place below {folder}; take the link or "
+            "the name away, or choose another folder"
+        )
+    return path
 
 
 def machine_error(path: Path, error: OSError) -> MachineError:
@@ -68,7 +90,9 @@ def write_aside(aside: Path, data: bytes, *, blame: Path) -> None:
     `blame` is the name they are meant for: what a complaint should speak of.
     """
     with blaming(blame):
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        # No name aside is a link, unless somebody wants it written through.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        descriptor = os.open(aside, flags, 0o666)
         try:
             rest = memoryview(data)
             while rest:

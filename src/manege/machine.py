@@ -1,13 +1,24 @@
-"""What this machine lets us have: cores, memory, open files."""
+"""What this machine is and lets us have: its processor; cores, memory, open files."""
 
 from __future__ import annotations
 
 import math
 import os
+import platform
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 """Where a container or a batch system says how much of the machine is ours."""
+
+
+def cpu() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def cores() -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Self
 
@@ -12,10 +14,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 class StopSignals:
     """Inside `with`, SIGINT, SIGTERM and SIGUSR2 are only noted; a second SIGINT interrupts.
 
-    Call it to ask: the name of the signal that came, or None.
+    Call it to ask: the name of the signal that came, or None. Outside the main thread, where
+    Python takes no handlers, none is noted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Sequence[signal.Signals] = _SIGNALS) -> None:
+        self._signals = signals
         self._came: str | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -24,8 +28,9 @@ class StopSignals:
         return self._came
 
     def __enter__(self) -> Self:
-        for number in _SIGNALS:
-            self._before[number] = signal.signal(number, self._note)
+        if threading.current_thread() is threading.main_thread():
+            for number in self._signals:
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *exc: object) -> None:

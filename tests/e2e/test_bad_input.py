@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,34 @@ def idx(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]
 
 def npz(**arrays: np.ndarray) -> Callable[[Path], object]:
     return lambda here: np.savez(here / "a.npz", **arrays)
+
+
+def zipped(**members: bytes) -> Callable[[Path], object]:
+    """An .npz of these bytes."""
+
+    def prepare(here: Path) -> None:
+        with zipfile.ZipFile(here / "a.npz", "w") as archive:
+            for name, content in members.items():
+                archive.writestr(f"{name}.npy", content)
+
+    return prepare
+
+
+def encrypted_npz(here: Path) -> None:
+    np.savez(here / "a.npz", images=noise(0, 40, 8, 8), labels=np.arange(40) % 2)
+    content = (here / "a.npz").read_bytes()
+    for mark, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        head = content.index(mark) + flags
+        content = content[:head] + b"\1" + content[head + 1 :]
+    (here / "a.npz").write_bytes(content)
+
+
+def claiming(*shape: int) -> bytes:
+    """The header of an array of bytes, and nothing behind it."""
+    file = io.BytesIO()
+    told = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, told)
+    return file.getvalue()
 
 
 def text(name: str, content: str | bytes) -> Callable[[Path], object]:
@@ -300,8 +329,32 @@ DATA = [
     Case(
         "an .npz with pickled labels",
         "train a.npz",
-        ("a.npz", "'labels' cannot be read", "as plain data"),
+        ("a.npz", "labels has dtype object, expected integers, or strings"),
         prepare=npz(images=IMAGES, labels=FORTY.astype(object)),
+    ),
+    Case(
+        "an .npz that is encrypted",
+        "train a.npz",
+        ("a.npz", "array 'images' cannot be read", "encrypted", "as plain data"),
+        prepare=encrypted_npz,
+    ),
+    Case(
+        "an .npz with an array of no bytes, to be measured",
+        "evaluate a.npz --data digits",
+        ("a.npz", "array 'images' cannot be read", "as plain data"),
+        prepare=zipped(images=b"", labels=b""),
+    ),
+    Case(
+        "an .npz whose header claims a thousand million pictures",
+        "train a.npz",
+        ("a.npz", "array 'images' claims 1000000000x28x28 of uint8", "save it again"),
+        prepare=zipped(images=claiming(10**9, 28, 28), labels=b""),
+    ),
+    Case(
+        "an .npz with labels of 5,000 digits",
+        "train a.npz",
+        ("a.npz", "labels has dtype <U5000, expected integers, or strings of at most"),
+        prepare=npz(images=IMAGES, labels=np.array(["9" * 5_000] * 40)),
     ),
     Case(
         "an .npz with pickled images",
@@ -497,6 +550,34 @@ NONSENSE = [
 ]
 
 FILES = [
+    Case("a tagged value", "train digits --set seed=!!int", ("'seed=!!int'", "tag !!int refused")),
+    Case(
+        "a tagged truth value",
+        "train digits --set training.flip=!!bool",
+        ("'training.flip=!!bool'", "tag !!bool refused"),
+    ),
+    Case(
+        "a key of a thousand parts",
+        f"train digits --set seed{'.a' * 1000}=1",
+        ("seed.a.a", "found 1001 parts, expected at most 20"),
+    ),
+    Case(
+        "a number too long to be told",
+        f"train digits --set seed=0x{'f' * 5000}",
+        ("a number of 5002 characters, expected at most 100",),
+    ),
+    Case(
+        "a configuration with a tagged date",
+        "train digits --config c.yaml",
+        ("c.yaml", "line 2", "tag !!timestamp refused"),
+        prepare=text("c.yaml", "rounds: 1\nseed: !!timestamp x\n"),
+    ),
+    Case(
+        "a plan with a tag",
+        "sweep plan.yaml -o out",
+        ("plan.yaml", "line 1", "tag !!int refused"),
+        prepare=text("plan.yaml", "data: !!int ''\n"),
+    ),
     Case("no such file", "train digits --config c.yaml", ("c.yaml", "cannot be read", "--config")),
     Case(
         "a folder for a file",
@@ -634,6 +715,12 @@ RUNS = [
         "resume run",
         ("run/config.yaml",),
         prepare=edited("run/config.yaml", lambda text: half(text) + b": ["),
+    ),
+    Case(
+        "resuming with a tag in config.yaml",
+        "resume run",
+        ("run/config.yaml", "tag !!bool refused"),
+        prepare=edited("run/config.yaml", lambda old: old + b"x: !!bool x\n"),
     ),
     Case(
         "resuming with binary for config.yaml",

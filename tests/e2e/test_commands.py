@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from manege import __version__
@@ -207,6 +208,25 @@ def test_training_tells_its_result_as_one_object(manege: Command, tmp_path: Path
     assert (tmp_path / told["run"] / "command.txt").read_text().startswith("manege train digits")
     longer = one_object(manege("resume", "run", "--rounds", "3", "--json"))
     assert longer["rounds"] == {"3": 3, "7": 3, "8": 3}
+
+
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_resuming_under_other_vector_instructions_is_told_in_a_line(
+    manege_process: Command, run: Path, runtime: str
+) -> None:
+    here = torch.backends.cpu.get_cpu_capability()
+    if here == "DEFAULT":
+        pytest.skip("torch has no vector instructions here that could be left out")
+    same = manege_process("resume", "run", "--rounds", "3", "--runtime", runtime)
+    assert (same.code, "began with" in same.err) == (0, False), same.err
+    plain = {"ATEN_CPU_CAPABILITY": "default"}
+    other = manege_process("resume", "run", "--rounds", "4", "--runtime", runtime, env=plain)
+    assert other.code == 0, other.err
+    (line,) = [line for line in other.err.splitlines() if "began with" in line]
+    assert line == (
+        f"warning: run began with cpu_capability {here}, here it is DEFAULT: it may end in other "
+        "bits than without the interruption; for the same bits go on as it began"
+    )
 
 
 def test_every_other_command_tells_its_result_as_one_object(manege: Command, run: Path) -> None:
@@ -416,6 +436,22 @@ def test_a_name_that_is_not_text_is_shown_escaped(manege_process: Command, tmp_p
     assert (done.code, done.err) == (0, "")
     assert "sheet: \\udcff.png" in done.out
     assert (tmp_path / name).is_file()
+
+
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_a_run_whose_name_is_not_text_is_a_run_like_any_other(
+    runtime: str, manege_process: Command, tmp_path: Path
+) -> None:
+    name = os.fsdecode(b"r\xffn")
+    few = ("--classes", "3,7", "--limit-per-class", "20", "--rounds", "1", "--workers", "1")
+    done = manege_process("train", "digits", *few, *TINY, "--runtime", runtime, "--out", name)
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    assert "r\\udcffn/model" in done.out
+    assert r"--out 'r\udcffn'" in (tmp_path / name / "command.txt").read_text()
+    for verb in (("resume", name, "--rounds", "2", "--runtime", runtime), ("report", name)):
+        again = manege_process(*verb)
+        assert (again.code, "Traceback" in again.err) == (0, False), again.err
 
 
 def test_two_classes_that_differ_only_in_case_train_side_by_side(tmp_path: Path) -> None:

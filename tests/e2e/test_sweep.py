@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from .command import Done, run_here
@@ -222,6 +223,23 @@ def test_a_folder_of_something_else_is_left_alone(manege: Command, tmp_path: Pat
     assert "nowhere.yaml" in done.err
     done = manege("sweep", "plan.yaml", "-o", "other", "--jobs", "0")
     assert (done.code, done.err.count("\n")) == (2, 1)
+
+
+def test_classes_that_differ_behind_a_point_have_configurations_of_their_own(
+    manege: Command, tmp_path: Path
+) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (80, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.repeat(["v1.5", "v1.7"], 40))
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "data: a.npz\nclasses: [v1.5, v1.7]\nseeds: [5]\nbudget_s: 60\nsamples: 8\n"
+        "features: [random]\nrecipes:\n"
+        "  r: {preset: paper, rounds: 1, networks: {kind: mlp, hidden: 16}, training.batch: 32}\n"
+    )
+    manege("sweep", "plan.yaml", "-o", "out", "--jobs", "2")
+    for label in ("v1.5", "v1.7"):
+        run = tmp_path / "out" / "runs" / "r" / "seed-5" / label
+        assert json.loads((run / "data.json").read_text())["classes"].keys() == {label}
 
 
 def test_data_that_are_not_there_end_the_sweep_in_one_line(manege: Command, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -18,12 +19,16 @@ from typing import Any
 
 import pytest
 
+from manege.config import resolve
+from manege.errors import MachineError
 from manege.failpoints import TRAINER, VARIABLE
 from manege.rundir import RunDir
 from manege.runtime.blame import DEATHS_AT_ONE_STEP
+from manege.runtime.carrying import new_run
+from manege.runtime.serving import Manner, Server
 from tests.e2e.command import run_here
 from tests.e2e.material import write_class
-from tests.recovery.forker import state_of
+from tests.recovery.forker import Silent, state_of
 
 PER_CLASS = (
     *("digits", "--preset", "paper-dc", "--networks", "mlp", "--classes", "3,7,8"),
@@ -446,6 +451,35 @@ def test_a_killed_server_is_replaced(method, wanted, tmp_path):
     assert code == 0, err
     assert state_of(path) == wanted
     assert _events(path, "trainer_died")
+
+
+@pytest.mark.parametrize("point", ["server:prepared", "server:bind"])
+def test_a_server_killed_before_training_is_one_line_and_resume_goes_on(point, tmp_path):
+    path = tmp_path / "run"
+    args = [*PER_CLASS, "--rounds", "2", "--workers", "2", "--out", path]
+    code, err = Running("train", *args, env={VARIABLE: point}).end()
+    assert code == 3, err
+    said = f"the trainer server died while loading the run; .*`manege resume {path}`"
+    assert re.fullmatch(f"manege: {said}", err.splitlines()[-1]), err
+    code, err = Running("resume", path, "--workers", "1").end()
+    assert code == 0, err
+
+
+def test_a_server_that_is_dead_already_is_one_line_too(tmp_path):
+    """In the test above it may be dying when it is asked."""
+    config = resolve(preset="paper", flags={"data.source": "digits", "data.classes": ["3"]})
+    manner = Manner(1, Silent(), lambda text: None, None, lambda: None)
+    with Server() as server:
+        prepared = server.prepare(new_run(config, tmp_path / "run", "test"), manner)
+        server.kill()
+        assert server.channel.wait(60)
+        with pytest.raises(MachineError, match="trainer server died while loading the run"):
+            server.bind(prepared, manner)
+    with Server() as server:
+        server.kill()
+        assert server.channel.wait(60)
+        with pytest.raises(MachineError, match="trainer server died while preparing the run"):
+            server.prepare(new_run(config, tmp_path / "other", "test"), manner)
 
 
 @pytest.mark.parametrize("method", ["per-class"], indirect=True)

@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from manege.failpoints import VARIABLE
 from manege.rundir import RunDir
 from tests.e2e.command import run_here
 from tests.recovery.forker import state_of
@@ -39,6 +40,8 @@ GRID = (
 )
 LAUNCH = ("--launch", "mpiexec", "-n", "3")
 METHODS = {"per-class": PER_CLASS, "grid": GRID}
+PIDS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
+"""Where control groups that count processes are made: the old way, and the new."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -58,12 +61,21 @@ def wanted(undisturbed) -> Callable[[str], dict[str, str]]:
 class Job:
     """Ranks under way."""
 
-    def __init__(self, ranks: int | None, *args: object, options: tuple[str, ...] = ()) -> None:
-        """Under mpiexec with so many ranks, or by manege's own launcher."""
+    def __init__(
+        self,
+        ranks: int | None,
+        *args: object,
+        options: tuple[str, ...] = (),
+        then: tuple[str, ...] = (),
+    ) -> None:
+        """Under mpiexec with so many ranks, or by manege's own launcher; `then` is one more."""
         own = [*(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
         head = [str(MPIEXEC), *own, "--oversubscribe", "-n", str(ranks)] if ranks else []
         self.process = subprocess.Popen(
-            [*head, sys.executable, "-m", "manege", *map(str, args)],
+            [
+                *(*head, sys.executable, "-m", "manege", *map(str, args)),
+                *([":", "-n", "1", *then] if then else []),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -283,6 +295,58 @@ def test_a_launcher_of_another_library_is_refused(rank, monkeypatch, tmp_path):
     said = "manege: the launcher started 3 ranks, but is not that of mpi4py's library (Open MPI"
     assert done.stderr.startswith(said) if rank == 0 else done.stderr == ""
     assert not (tmp_path / "run").exists()
+
+
+def test_a_server_killed_before_training_ends_the_job_with_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv(VARIABLE, "server:prepared")
+    code, _, err = Job(2, "train", *PER_CLASS, "--out", tmp_path / "run").end()
+    assert code == 3, err
+    (said,) = [line for line in err.splitlines() if line.startswith("manege: ")]
+    assert "the trainer server died while loading the run" in said
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group that counts processes and threads; whoever is in it is bound by it."""
+    parent = next((one for one in PIDS if (one / "cgroup.procs").exists()), None)
+    if parent is None:
+        pytest.skip("there is no hierarchy of control groups here")
+    folder = parent / f"manege-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"control groups cannot be made here: {error}")
+    try:
+        if not (folder / "pids.max").exists():
+            pytest.skip("control groups here do not count processes")
+        yield folder
+    finally:
+        _until(lambda: not (folder / "cgroup.procs").read_text(), "end of its processes")
+        folder.rmdir()
+
+
+JOINS_AND_MAY_HAVE_NO_MORE = """
+import sys
+from pathlib import Path
+from manege.cli import job, main
+
+group, more = Path(sys.argv.pop(1)), int(sys.argv.pop(1))
+(group / "cgroup.procs").write_text("0")
+job._join()
+(group / "pids.max").write_text(str(int((group / "pids.current").read_text()) + more))
+main()
+"""
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_rank_that_can_start_no_process_ends_the_job_with_one_line(more, group, tmp_path):
+    """It cannot start its server, or that a child."""
+    args = ("train", *PER_CLASS, "--out", str(tmp_path / "run"))
+    bound = (sys.executable, "-c", JOINS_AND_MAY_HAVE_NO_MORE, str(group), str(more), *args)
+    code, _, err = Job(1, *args, then=bound).end()
+    assert code == 3, err
+    (said,) = [line for line in err.splitlines() if line.startswith("manege: ")]
+    assert "no further process or thread can be started" in said
 
 
 def test_ordinary_runs_and_help_do_not_load_mpi(tmp_path):

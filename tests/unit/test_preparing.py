@@ -1,4 +1,4 @@
-"""What comes before training: data.json, and whether a resumed run has the same pictures."""
+"""What comes before training: the same pictures, and the same arithmetic, as the run began with."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from manege.data import Split, open_dataset
 from manege.data.folder import FolderSource
 from manege.errors import ConfigError
 from manege.trainer import Look, prepare_new, prepare_resume
+from manege.trainer.preparing import CPU_VARIABLES
 
 LOOK = Look(lambda text: None, None, lambda: None)
 UNMEASURED = "stability.every_rounds=null"
@@ -46,8 +47,18 @@ def begun(animals: Path, *sets: str) -> Path:
     return run
 
 
-def resume(run: Path) -> None:
-    prepare_resume(run, rounds=None, budget_s=None, look=LOOK)
+def resume(run: Path) -> list[str]:
+    """What was said."""
+    said: list[str] = []
+    prepare_resume(run, rounds=None, budget_s=None, look=LOOK._replace(say=said.append))
+    return said
+
+
+def began_otherwise(run: Path, **facts: str | None) -> None:
+    """Let environment.json tell other facts; None takes one out."""
+    path = run / "environment.json"
+    told = json.loads(path.read_text()) | facts
+    path.write_text(json.dumps({key: value for key, value in told.items() if value is not None}))
 
 
 def classes_of(run: Path) -> dict[str, dict[str, object]]:
@@ -135,3 +146,54 @@ def test_what_is_held_out_does_not_matter_to_a_run_that_does_not_look_at_it(anim
     config.write_text(measured.replace("every_rounds: 1\n", "every_rounds: null\n"))
     change_held_out(animals, run)
     resume(run)
+
+
+# What the same bits rest on.
+
+
+def test_a_run_that_goes_on_as_it_began_is_told_nothing(animals):
+    assert resume(begun(animals)) == []
+
+
+@pytest.mark.parametrize(
+    "fact", ["manege", "torch", "numpy", "machine", "cpu", "cpu_capability", "cpu_settings"]
+)
+def test_whatever_decides_the_bits_and_is_another_is_named_in_a_line(animals, fact):
+    run = begun(animals)
+    here = json.loads((run / "environment.json").read_text())[fact]
+    began_otherwise(run, **{fact: "Z80"})
+    (line,) = resume(run)
+    assert line.startswith(f"warning: {run} began with {fact} Z80, here it is {here}: ")
+    assert "\n" not in line
+
+
+def test_all_that_are_others_share_the_line(animals):
+    run = begun(animals)
+    began_otherwise(run, cpu_capability="Z80", torch="0.1", python="1.5", system="CP/M")
+    (line,) = resume(run)
+    assert line.startswith(f"warning: {run} began with torch 0.1, here it is ")
+    assert "; cpu_capability Z80, here it is " in line
+    assert "python" not in line
+    assert "CP/M" not in line
+
+
+def test_limits_of_the_libraries_are_known_by_their_variables(animals, monkeypatch):
+    for name in CPU_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    run = begun(animals)
+    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "SSE4_2")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    (line,) = resume(run)
+    here = "ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2"
+    assert f"began with cpu_settings none, here it is {here}: " in line
+
+
+def test_nothing_is_claimed_about_what_an_older_run_did_not_write_down(animals):
+    run = begun(animals)
+    began_otherwise(run, cpu=None, cpu_capability=None, cpu_settings=None)
+    assert resume(run) == []
+    for damaged in (b"", b"[]", b"{", b"\xff"):
+        (run / "environment.json").write_bytes(damaged)
+        assert resume(run) == []
+    (run / "environment.json").unlink()
+    assert resume(run) == []

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import typer
 
+from manege import processes
 from manege.cli import job
 from manege.errors import EXIT_INPUT, EXIT_MACHINE, ManegeError
 
@@ -64,6 +65,10 @@ def _run() -> int:
             raise
         return _usage(error, " ".join(format_message().split("\n")))
     if code == EXIT_INTERRUPTED:  # As Typer reports a KeyboardInterrupt inside a command.
+        try:
+            processes.check_threads(1)  # Without room for its threads OpenBLAS interrupts us.
+        except ManegeError as error:
+            return _complain(str(error), error.exit_code)
         return _complain("interrupted; what was finished is kept", EXIT_INTERRUPTED)
     return code if isinstance(code, int) else 0
 

@@ -277,7 +277,8 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped, killed, or is to become longer.
 
-    The result is bit for bit what it would have been without the interruption.
+    The result is bit for bit what it would have been without the interruption, as long as torch and
+    the processor's instructions are the same; a line says when they are not.
     """
     job = launching.Job(launch, ranks, hosts, restarts)
     job.check()

@@ -15,7 +15,8 @@ import numpy as np
 
 from manege import pictures
 from manege.errors import ConfigError
-from manege.files import blaming, write_atomic
+from manege.files import below, blaming, write_atomic
+from manege.labels import namesakes
 from manege.rundir import cell_folder
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _LONGEST_NAME = 255
+_PICTURE = re.compile(r"(?!\.\.?/)[^/\0\ud800-\udfff]+/[0-9]{6,}\.png")
 
 
 def check_free(out: Path, *, force: bool) -> None:
@@ -148,10 +150,17 @@ def write_folder(
 
     `about` goes into the manifest alone.
     """
+    labels = set(drawn.labels)
+    folders = {label: _class_folder(label, labels) for label in sorted(labels)}
+    if same := namesakes(folders.items()):
+        one, other, folder = same
+        raise ConfigError(
+            f"{out}: {one!r} and {other!r} would share the folder {folder}; write .npz instead, or "
+            "one of them at a time with --label"
+        )
     _remove_earlier(out)
     out.mkdir(exist_ok=True)
-    labels = set(drawn.labels)
-    folders = {label: _class_folder(label, labels) for label in labels}
+    places = {folder: below(out, folder) for folder in folders.values()}
     entries = [
         {"file": f"{folders[label]}/{index:06d}.png", "label": label, "index": index}
         for label, index in zip(drawn.labels, drawn.indices, strict=True)
@@ -159,11 +168,11 @@ def write_folder(
     # The manifest first: what is cut short halfway can then still be told for ours.
     manifest = {**recipe, **(about or {}), "pictures": entries}
     write_atomic(out / MANIFEST, json.dumps(manifest, indent=1).encode())
-    for folder in folders.values():
-        (out / folder).mkdir(exist_ok=True)
+    for place in places.values():
+        place.mkdir(exist_ok=True)
     for picture, entry in zip(drawn.pictures, entries, strict=True):
         text = {**recipe, "label": str(entry["label"]), "index": str(entry["index"])}
-        (out / str(entry["file"])).write_bytes(pictures.png_bytes(picture, text))
+        below(out, str(entry["file"])).write_bytes(pictures.png_bytes(picture, text))
     return [MANIFEST, *(str(entry["file"]) for entry in entries)]
 
 
@@ -175,23 +184,24 @@ def _class_folder(label: str, labels: set[str]) -> str:
     shared = sum(other.casefold() == label.casefold() for other in labels) > 1
     if plain and not long and not shared and not label.startswith(".") and label != MANIFEST:
         return label
-    return cell_folder(label)
+    # A cell's folder may be called like the manifest; no label has a slash.
+    return cell_folder(f"{label}/" if label == MANIFEST else label)
 
 
 def _remove_earlier(out: Path) -> None:
     """Remove the pictures an earlier `sample` wrote there, and nothing else."""
     try:
         listed = json.loads((out / MANIFEST).read_text())["pictures"]
-        names = [Path(entry["file"]) for entry in listed]
+        names = [str(entry["file"]) for entry in listed]
     except FileNotFoundError:
         return
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{out / MANIFEST}: not written by `manege sample`") from None
-    # One folder deep, whatever the manifest says: never outside.
-    ours = [name for name in names if len(name.parts) == 2 and not {"/", ".."} & set(name.parts)]
-    for name in ours:
-        (out / name).unlink(missing_ok=True)
-    for folder in {name.parent for name in ours}:
+    # Pictures one folder deep, whatever the manifest says: never outside.
+    ours = [below(out, name) for name in names if _PICTURE.fullmatch(name)]
+    for path in ours:
+        path.unlink(missing_ok=True)
+    for folder in {path.parent for path in ours}:
         # An empty one would be a class without pictures; one with the user's own files stays.
         with contextlib.suppress(OSError):
-            (out / folder).rmdir()
+            folder.rmdir()

@@ -21,6 +21,7 @@ from manege.config.cellular import (
     Ring,
 )
 from manege.config.presets import DEFAULT_PRESET, PRESETS
+from manege.config.problems import shown
 from manege.config.schema import (
     ALL,
     SIZES,
@@ -59,7 +60,7 @@ from manege.config.schema import (
     partition,
 )
 from manege.config.seeds import stream
-from manege.config.sources import amended, load_yaml, resolve, resolve_both, to_yaml
+from manege.config.sources import amended, resolve, resolve_both, to_yaml
 
 __all__ = [
     "ALL",
@@ -113,11 +114,11 @@ __all__ = [
     "Stability",
     "Training",
     "amended",
-    "load_yaml",
     "parse_duration",
     "partition",
     "resolve",
     "resolve_both",
+    "shown",
     "stream",
     "to_yaml",
 ]

@@ -6,7 +6,9 @@ Each with its path, what was found, what is accepted and the nearest known name.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sized
+from datetime import date
 from enum import EnumType
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
@@ -14,8 +16,13 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from manege.config.schema import RunConfig
+from manege.labels import printable
 
 Tree = dict[str, Any]
+
+_LONGEST = 120
+"""Characters of a text that is shown whole."""
+_MOST_ITEMS = 20
 
 _PLAINER = {
     "int_parsing": "a whole number",
@@ -42,7 +49,7 @@ def join_problems(where: str, problems: list[str]) -> str:
 def tell(problem: Any, tree: Tree) -> str:
     """One pydantic problem in our words."""
     loc = tuple(part for part in problem["loc"] if not _is_union_tag(part, problem["loc"], tree))
-    path = ".".join(str(part) for part in loc)
+    path = ".".join(printable(part) for part in loc)
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in ("extra_forbidden", "invalid_key"):
         path = path.removesuffix(".[key]")
@@ -53,15 +60,41 @@ def tell(problem: Any, tree: Tree) -> str:
     if kind == "value_error":
         text = str(context["error"])
         whole = isinstance(problem["input"], dict)  # A section's own check names its keys itself.
-        return text if whole else f"{path}: found {problem['input']!r}, expected {text}"
+        return text if whole else f"{path}: found {shown(problem['input'])}, expected {text}"
     if kind in ("enum", "literal_error"):
         found = problem["input"]
-        return f"{path}: found {found!r}, {expected_one_of(_accepted(loc, tree), str(found))}"
+        near = found if isinstance(found, str) else ""
+        return f"{path}: found {shown(found)}, {expected_one_of(_accepted(loc, tree), near)}"
     if kind == "union_tag_invalid":
         tags = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
         return f"{path}.kind: found {context['tag']!r}, {expected_one_of(tags, context['tag'])}"
     expected = _PLAINER.get(kind) or problem["msg"].removeprefix("Input should be ")
-    return f"{path}: found {problem['input']!r}, expected {expected}"
+    return f"{path}: found {shown(problem['input'])}, expected {expected}"
+
+
+def shown(value: Any) -> str:
+    """Return how a message shows what was found: plain and short values whole, others by type.
+
+    From Python anything may come, and an array's numbers help nobody.
+    """
+    name = type(value).__name__
+    if isinstance(value, str) and len(value) > _LONGEST:
+        return f"{value[:_LONGEST]!r}… ({len(value)} characters)"
+    if isinstance(getattr(value, "shape", None), tuple):
+        return f"{name} of shape {tuple(value.shape)}"
+    if _is_plain(value):
+        return repr(value)
+    return f"{name} of {len(value)}" if isinstance(value, Sized) else name
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value, or all that a short list or section holds, is as a file could have it."""
+    if isinstance(value, list | tuple | dict):
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        return len(items) <= _MOST_ITEMS and all(map(_is_plain, items))
+    if isinstance(value, str):
+        return len(value) <= _LONGEST
+    return value is None or isinstance(value, int | float | date | os.PathLike)
 
 
 def expected_one_of(known: Iterable[Any], found: str) -> str:

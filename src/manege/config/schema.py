@@ -24,6 +24,7 @@ from pydantic import (
 
 from manege.config.cellular import Cellular
 from manege.config.section import Positive, Section
+from manege.labels import LABEL, is_label
 
 SMALLEST_CLASS = 8
 """Fewer pictures of a label than this cannot be trained on."""
@@ -123,8 +124,14 @@ def _label(value: Any) -> Any:
     return str(value) if isinstance(value, int) else value
 
 
+def _checked(label: str) -> str:
+    if not is_label(label):
+        raise ValueError(LABEL)
+    return label
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_inf_nan=False)]
-Label = Annotated[str, BeforeValidator(_label), Field(min_length=1)]
+Label = Annotated[str, BeforeValidator(_label), AfterValidator(_checked)]
 Side = Annotated[int, AfterValidator(_side)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 EvenWidth = Annotated[int, Field(ge=2, le=4096, multiple_of=2)]

@@ -19,7 +19,7 @@ from manege.config.presets import (
     ON_PIXELS,
     PRESETS,
 )
-from manege.config.problems import expected_one_of, join_problems, tell
+from manege.config.problems import expected_one_of, join_problems, shown, tell
 from manege.config.schema import (
     GREY_NAMES,
     TOY_NAMES,
@@ -29,8 +29,11 @@ from manege.config.schema import (
     RunConfig,
 )
 from manege.errors import ConfigError
+from manege.yamltext import load_yaml, parse_yaml
 
-MAX_FILE_BYTES = 1_000_000
+_SHOWN = 80
+_DEEPEST = 20
+"""Parts of a dotted key; the deepest that means anything has four."""
 
 Tree = dict[str, Any]
 
@@ -97,12 +100,13 @@ class _Sources:
             except ConfigError as error:
                 self._problems.append(str(error))
         self.given = _merge(from_file, over)
-        on_grid = self.given.get("method") == Method.CELLULAR
+        on_grid = _is_cellular(self.given)
         default = DEFAULT_CELLULAR_PRESET if on_grid else DEFAULT_PRESET
         named = (preset, over.pop("preset", None), from_file.get("preset"), default)
         name = next(one for one in named if one is not None)
         if not isinstance(name, str) or name not in PRESETS:
-            told = f"preset: found {name!r}, {expected_one_of(PRESETS, str(name))}"
+            near = name if isinstance(name, str) else ""
+            told = f"preset: found {shown(name)}, {expected_one_of(PRESETS, near)}"
             self._problems.append(told)
             name = default
         self._name = self._suited(name)
@@ -112,7 +116,7 @@ class _Sources:
         name, given = preset or self._name, self.given
         chosen = _merge(PRESETS[name][1], {**given, "preset": name})
         merged = _merge(_defaults(on_grid=chosen.get("cellular") is not None), chosen)
-        if merged["method"] != Method.CELLULAR and "cellular" not in given:
+        if not _is_cellular(merged) and "cellular" not in given:
             merged["cellular"] = None  # A control of a grid: its preset without the grid.
         if given.get("budget_s") is not None and "rounds" not in given:
             merged["rounds"] = None  # The preset's length must not cut a budget the user asked for.
@@ -123,6 +127,8 @@ class _Sources:
         """The preset, or the one like it whose critic sees pixels, where that is known to suit."""
         critic = _section(self.given, "critic").get("kind")
         source = _section(self.given, "data").get("source")
+        if not isinstance(source, str) or not isinstance(critic, str | None):
+            return name  # From Python anything may come; it is refused later.
         if critic == "pixels" or (critic is None and source in (*TOY_NAMES, *GREY_NAMES)):
             return ON_PIXELS.get(name, name)
         return name
@@ -134,6 +140,12 @@ def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _is_cellular(tree: Tree) -> bool:
+    # From Python anything may come, and an array cannot be compared.
+    method = tree.get("method")
+    return isinstance(method, str) and method == Method.CELLULAR
+
+
 def amended(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """The configuration with some dotted keys set anew, None included, validated again."""
     tree = config.model_dump(mode="json")
@@ -142,84 +154,30 @@ def amended(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     return _validate(tree, [], where="configuration")
 
 
-def load_yaml(path: Path) -> Tree:
-    """The mapping in a YAML file; no tags, no aliases, no repeated keys, at most 1 MB."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ConfigError(
-                f"{path}: found {size:,} bytes, expected at most {MAX_FILE_BYTES:,}; "
-                "is this a configuration file?"
-            )
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); give --config an existing YAML file"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text; expected a YAML file") from None
-    tree = _parse_yaml(text, where=f"{path}:")
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(
-            f"{path}: found a {type(tree).__name__}, expected `key: value` lines; "
-            "see `manege train digits --print-config`"
-        )
-    return tree
-
-
 def to_yaml(config: RunConfig) -> str:
     """The full configuration as YAML that `resolve(file=…)` turns into the same one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _parse_yaml(text: str, *, where: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_PlainLoader)  # A SafeLoader with more refused.
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}:" if mark else ""
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{where}{line} not usable YAML ({what})") from None
-    except (ValueError, TypeError, RecursionError) as error:
-        # Impossible dates, lists as keys, endless digits or nesting.
-        raise ConfigError(f"{where} not usable YAML ({str(error).splitlines()[0]})") from None
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """Refuses aliases (a small file could grow without bound) and repeated keys."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(
-                None, None, f"alias *{event.anchor} refused: write the value out", event.start_mark
-            )
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key.value!r} stands twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
-
-
 def _parse_set(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set {text!r}: expected key=value, as in --set training.batch=64")
-    return key.strip(), _parse_yaml(value, where=f"--set {text!r}:")
+        raise ConfigError(
+            f"--set {text!r:.{_SHOWN}}: expected key=value, as in --set training.batch=64"
+        )
+    return key.strip(), parse_yaml(value, where=f"--set {text!r:.{_SHOWN}}")
 
 
 def _place(tree: Tree, dotted: str, value: Any) -> None:
     """Put value at a dotted key, as one more source over what the tree holds."""
+    parts = dotted.split(".")
+    if len(parts) > _DEEPEST:
+        raise ConfigError(
+            f"{dotted[:_SHOWN]}…: found {len(parts)} parts, expected at most {_DEEPEST}; "
+            "see `manege train digits --print-config` for the keys"
+        )
     nested: Any = value
-    for part in reversed(dotted.split(".")):
+    for part in reversed(parts):
         nested = {part: nested}
     merged = _merge(tree, nested)
     tree.clear()

@@ -14,13 +14,12 @@ import secrets
 import shutil
 import tarfile
 import time
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from manege.data import cache
-from manege.data.arrays import stamp, unreadable
+from manege.data.arrays import decoding, stamp
 from manege.data.labels import printable
 from manege.errors import DataError
 from manege.files import sync_folder
@@ -216,15 +215,8 @@ def _opened(archive: Path) -> IO[bytes]:
         return gzip.open(archive, "rb")  # type: ignore[return-value]
 
 
-@contextlib.contextmanager
-def _faults(archive: Path) -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{archive}: damaged gzip file ({reason}); {_AGAIN}") from error
-    except OSError as error:
-        raise unreadable(archive, error) from error
+def _faults(archive: Path) -> contextlib.AbstractContextManager[None]:
+    return decoding(archive, "damaged gzip file", _AGAIN)
 
 
 def _sweep(home: Path) -> None:

@@ -6,6 +6,9 @@ for all classes.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +20,21 @@ import numpy.typing as npt
 from manege.data.decode import Form, Seen, array_to_form, pixel_digest
 from manege.data.labels import printable
 from manege.data.split import Split
-from manege.errors import DataError, MachineError
+from manege.errors import DataError, MachineError, ManegeError
 from manege.files import read_capped
 
 POINT = (1, 1, 2)
 """The shape of a picture that is none: a point in the plane, its coordinates its channels."""
 
+UNZIPPED = 1032
+"""Bytes that one deflated byte unzips to at most: 258 of them take two bits."""
+
 _BLOCK = 1024
+_EACH = 512
+"""Bytes of memory that a picture's label, name and place take, however small it is."""
+_ANY_FILE = 1 << 30
+"""Bytes that these may take, however small the file is: of blank pictures a byte holds many."""
+_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,40 @@ def read_file(path: Path, cap: int) -> bytes:
         if error.errno is None:
             raise DataError(f"{printable(path)}: {error}; get the file again") from error
         raise unreadable(path, error) from error
+
+
+@contextlib.contextmanager
+def decoding(path: Path, what: str, remedy: str) -> Iterator[None]:
+    """Whatever a stranger's bytes make a decoder throw comes out as one line about the file.
+
+    Args:
+        path: the file.
+        what: what is the matter with it then.
+        remedy: what to do.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except (ManegeError, MemoryError):
+            raise
+        except Exception as error:
+            # gzip's own errors have no number, and a place before a file's beginning is its own.
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise unreadable(path, error) from error
+            reason = printable(" ".join(str(error).split()))[:_SHOWN] or type(error).__name__
+            raise DataError(f"{path}: {what} ({reason}); {remedy}") from error
+
+
+def require_room(path: Path, count: int) -> None:
+    """Refuse more pictures than an honest file of that size has: memory holds a word of each."""
+    size = stamp(path)[1]
+    most = max(_ANY_FILE, UNZIPPED * size) // _EACH
+    if count > most:
+        raise DataError(
+            f"{path}: {count:,} pictures in {size:,} bytes, expected at most {most:,}; "
+            "save fewer, or larger ones"
+        )
 
 
 def unreadable(path: Path, error: OSError) -> DataError | MachineError:

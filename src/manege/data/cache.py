@@ -1,9 +1,10 @@
 """Decoded pictures, and what is derived from them, on disk: an array and a description a key.
 
 An entry is written aside, synced and renamed, its description last, so a reader sees a whole
-entry or none, and two writers of one entry leave one of two equal results. Nothing here knows
-where pictures come from; nothing is ever read back but by mapping. Every kind of entry has a
-folder of its own; entries are bytes, and whoever keeps floats views them as such.
+entry or none, and two writers of one entry leave one of two equal results. No entry is handed out
+whose content was not hashed: a damaged one is no entry, and is made again. Nothing here knows where
+pictures come from. Every kind of entry has a folder of its own; entries are bytes, and whoever
+keeps floats views them as such.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import hashlib
 import json
 import os
 import secrets
+import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,9 @@ _FORMAT = 1
 _STALE_S = 24 * 3600
 _ASIDE = ".tmp-"
 _PICTURES = "pictures"
+
+_verified: dict[Path, tuple[object, ...]] = {}
+"""What was hashed by this process or those it was forked from: the file then, and its digest."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,6 @@ class Entry:
             return np.empty(self.shape, dtype=np.uint8)
         array: npt.NDArray[np.uint8] = np.load(self.path, mmap_mode="c", allow_pickle=False)
         return array
-
-    def verified(self) -> npt.NDArray[np.uint8] | None:
-        """The array in memory; None when it is not what was stored."""
-        content = np.array(self.open())
-        return content if hashlib.sha256(content.data).hexdigest() == self.sha256 else None
 
     def mark_used(self) -> None:
         """Let :func:`trim` know; a cache that may only be read is left as it is."""
@@ -82,17 +83,24 @@ def key(*parts: Any) -> str:
 
 
 def find(key: str, kind: str = _PICTURES) -> Entry | None:
-    """The complete entry of that key, None when there is none or it is damaged."""
+    """The entry of that key, its content verified; None when there is none that could be used.
+
+    Whoever asks makes it then: a line says so of one that is there and damaged. Content is hashed
+    once, and again when the file changes.
+    """
     array, description = _paths(key, kind)
     try:
         told = json.loads(description.read_bytes())
-        if array.stat().st_size != told["file_bytes"]:
-            return None
         entry = Entry(array, tuple(told["shape"]), str(told["sha256"]))
-        whole = entry.open().shape == entry.shape
-    except (OSError, ValueError, KeyError, TypeError):
+        _verify(entry, told["file_bytes"])
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return entry if whole else None
+    # Damage makes readers throw whatever its meaning comes to.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        sys.stderr.write(f"warning: {array}: cannot be used ({reason}); made again\n")
+        return None
+    return entry
 
 
 def store(
@@ -156,6 +164,37 @@ def trim(kind: str, most_bytes: int) -> None:
 def _paths(key: str, kind: str) -> tuple[Path, Path]:
     stem = cache_folder() / kind / key
     return stem.with_suffix(".npy"), stem.with_suffix(".json")
+
+
+def _verify(entry: Entry, file_bytes: int) -> None:
+    """Raise whatever is wrong with the entry's array, unless it was found right before."""
+    with entry.path.open("rb") as file:
+        state = os.fstat(file.fileno())
+        # Nobody can set the time of the last change of a file's state.
+        times = (state.st_mtime_ns, state.st_ctime_ns)
+        seen = (state.st_ino, state.st_size, *times, entry.shape, entry.sha256)
+        if _verified.get(entry.path) == seen:
+            return
+        if state.st_size != file_bytes:
+            raise ValueError(f"{state.st_size} bytes, expected {file_bytes}")
+        if _header(file) != (entry.shape, False, np.dtype(np.uint8)):
+            raise ValueError("its header is another array's")
+        # Read, not mapped: a disk's fault is an error then, and not the end of the process.
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != entry.sha256:
+            raise ValueError(f"SHA-256 {found[:12]}..., expected {entry.sha256[:12]}...")
+    _verified[entry.path] = seen
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type as the array's header tells them; the file stands at its content."""
+    with warnings.catch_warnings():
+        # What numpy only warns of was not written by us.
+        warnings.simplefilter("error")
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("its header is of another version")
+        shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
+    return shape, by_column, dtype
 
 
 def _write_array(

@@ -95,7 +95,7 @@ class Dataset:
         return self.entry(label, split).open()
 
     def digest(self, label: str, split: Split = Split.TRAIN) -> str:
-        """SHA-256 of the bytes of :meth:`pictures`, known without reading them."""
+        """SHA-256 of the bytes of :meth:`pictures`."""
         return self.entry(label, split).sha256
 
     def entry(self, label: str, split: Split) -> cache.Entry:
@@ -108,7 +108,7 @@ class Dataset:
         keys = {label: key}
         if self.source.together:
             # One reading of the archive serves all classes, so none of them reads it again.
-            others = {other: self._key(other, split) for other in self.labels}
+            others = {other: self._key(other, split) for other in self.labels if other != label}
             keys |= {other: key for other, key in others.items() if cache.find(key) is None}
         wanted = {other: self.names(other, split) for other in keys}
         made: dict[str, cache.Entry] = {}

@@ -1,21 +1,23 @@
 """The idx format of MNIST and its like: unsigned bytes behind a big-endian header, maybe gzipped.
 
-A file is read whole or refused: a wrong number, a missing or a surplus byte names the file.
+A file is read whole or refused: a wrong number, a missing or a surplus byte names the file, and
+is found before memory is taken for what the header promises.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import math
 import struct
-import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
-from manege.data.arrays import unreadable
+from manege.data.arrays import UNZIPPED, decoding, stamp
 from manege.errors import DataError
 
 _GZIP = b"\x1f\x8b"
@@ -42,39 +44,57 @@ def read_labels(path: Path, classes: int) -> npt.NDArray[np.uint8]:
 
 def picture_shape(path: Path) -> tuple[int, int, int]:
     """Count, height and width, from the header alone."""
-    try:
-        with _open(path) as file:
-            count, height, width = _header(path, file, 3)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _damaged(path, error) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
+    count, height, width = _promised(path, 3)
     return count, height, width
 
 
+def label_count(path: Path) -> int:
+    """How many labels there are, from the header alone."""
+    return _promised(path, 1)[0]
+
+
+def _promised(path: Path, dims: int) -> tuple[int, ...]:
+    with _opened(path) as file:
+        return _header(path, file, dims)
+
+
 def _read(path: Path, dims: int) -> npt.NDArray[np.uint8]:
-    try:
-        with _open(path) as file:
-            shape = _header(path, file, dims)
-            expected = math.prod(shape)
-            content = bytearray()
-            # Never a single read of what the header promises: it may promise terabytes.
-            while len(content) <= expected:
-                chunk = file.read(min(_CHUNK, expected + 1 - len(content)))
-                if not chunk:
-                    break
-                content += chunk
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _damaged(path, error) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if len(content) != expected:
-        found = f"only {len(content)}" if len(content) < expected else f"more than {expected}"
+    with _opened(path) as file:
+        shape = _header(path, file, dims)
+        expected = math.prod(shape)
+        # Read twice, once to count: a small file may unzip to gigabytes, and then be refused.
+        found = _count(file, expected + 1)
+    if found != expected:
+        words = f"only {found}" if found < expected else f"more than {expected}"
         raise DataError(
-            f"{path}: {found} bytes after the header, expected {expected} for "
+            f"{path}: {words} bytes after the header, expected {expected} for "
             f"{'x'.join(map(str, shape))} {_KIND[dims]}; {_AGAIN}"
         )
-    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+    content = np.empty(expected, dtype=np.uint8)
+    with _opened(path) as file:
+        _header(path, file, dims)
+        done = 0
+        while done < expected:
+            chunk = file.read(min(_CHUNK, expected - done))
+            if not chunk:
+                raise EOFError("it became shorter")
+            content[done : done + len(chunk)] = np.frombuffer(chunk, dtype=np.uint8)
+            done += len(chunk)
+    return content.reshape(shape)
+
+
+def _count(file: IO[bytes], most: int) -> int:
+    """How many bytes are left, counted up to ``most``."""
+    found = 0
+    while found < most and (chunk := file.read(min(_CHUNK, most - found))):
+        found += len(chunk)
+    return found
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    with decoding(path, "damaged gzip file", _AGAIN), _open(path) as file:
+        yield file
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -104,8 +124,10 @@ def _header(path: Path, file: IO[bytes], dims: int) -> tuple[int, ...]:
     shape: tuple[int, ...] = struct.unpack(f">{dims}I", head[4:])
     if 0 in shape:
         raise DataError(f"{path}: {'x'.join(map(str, shape))} {_KIND[dims]}, expected some")
+    size = stamp(path)[1]
+    if math.prod(shape) > UNZIPPED * size:
+        raise DataError(
+            f"{path}: the header promises {'x'.join(map(str, shape))} {_KIND[dims]}, more than "
+            f"{size} bytes can hold; {_AGAIN}"
+        )
     return shape
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path}: damaged gzip file ({' '.join(str(error).split())}); {_AGAIN}")

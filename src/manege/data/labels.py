@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from manege.errors import DataError
+from manege.labels import LABEL, is_label, shown
+from manege.labels import printable as printable
 
 _SHOWN = 12
 
@@ -47,22 +49,10 @@ def listed(words: Sequence[str]) -> str:
     return shown if len(words) <= _SHOWN else f"{shown} and {len(words) - _SHOWN} more"
 
 
-def printable(text: object) -> str:
-    """The text on one line that any terminal can print: a file's name may hold anything."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in str(text)
-    )
-
-
 def check_label(label: str, where: str) -> None:
-    """Refuse a label that could not be the name of a folder, as every label's becomes one."""
-    bad = any(not char.isprintable() or char in "/\\" for char in label)
-    if bad or label.strip() in ("", ".", ".."):
-        raise DataError(
-            f"{where}: {printable(repr(label))} cannot be a label; expected text that could name "
-            "a folder (printable, without slashes); rename it"
-        )
+    """Refuse what may not be a label."""
+    if not is_label(label):
+        raise DataError(f"{where}: {shown(label)} cannot be a label; expected {LABEL}; rename it")
 
 
 def _natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manege.data import cifar, digits, idx, stacked, toys
-from manege.data.arrays import ArraySource, Part, stamp
+from manege.data.arrays import ArraySource, Part, require_room, stamp
 from manege.data.cifar import CIFAR_DATASETS
 from manege.data.published import (
     FILES,
@@ -122,12 +122,14 @@ def open_idx(dataset: IdxDataset, files: dict[str, Path]) -> ArraySource:
     shapes: dict[Split, tuple[int, int]] = {}
     for split, (pictures, labels) in FILES_OF.items():
         count, *side = idx.picture_shape(files[pictures])
-        targets = idx.read_labels(files[labels], classes=len(dataset.labels))
-        if len(targets) != count:
+        require_room(files[pictures], count)
+        found = idx.label_count(files[labels])
+        if found != count:
             raise DataError(
-                f"{files[labels]}: {len(targets)} labels, expected {count}, one for each picture "
+                f"{files[labels]}: {found} labels, expected {count}, one for each picture "
                 f"of {files[pictures].name}; get both files again"
             )
+        targets = idx.read_labels(files[labels], classes=len(dataset.labels))
         if split is Split.TRAIN:
             _refuse_namesake(dataset, files[labels], targets)
         shapes[split] = (side[0], side[1])

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from manege import pictures
 from manege.errors import CheckpointError
-from manege.files import read_capped
+from manege.files import below, read_capped
 from manege.metrics import Results, Score, Space, is_stored, save_space
 from manege.rundir import RunDir
 from manege.version import __version__
@@ -89,7 +89,7 @@ def stored(rundir: RunDir | None, protocol: dict[str, Any]) -> Evaluation | None
 def keep(rundir: RunDir, evaluation: Evaluation, results: Results, space: Space) -> Evaluation:
     """Store it in the run, with its feature network and the pictures nearest to training ones."""
     if space.trained_on is not None and not is_stored(rundir.path / "scorer"):
-        save_space(space, rundir.path / "scorer")
+        save_space(space, below(rundir.path, "scorer"))
     key = _key(evaluation.protocol)
     if results.pairs is not None:
         drawn, real = results.pairs

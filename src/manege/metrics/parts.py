@@ -48,13 +48,12 @@ def inception_features(
         part = np.array(pictures_NSSC[start : start + PART], order="C")
         key = cache.key(KIND, REVISION, name, part.shape, hashlib.sha256(part.data).hexdigest())
         entry = cache.find(key, kind=KIND)
-        rows = None if entry is None else entry.verified()
-        if entry is None or rows is None:
+        if entry is None:
             rows = _computed(network, part, start, count, progress).view(np.uint8)
             entry = cache.store(key, rows.shape, (), [rows], kind=KIND)
             computed = True
         entry.mark_used()
-        features_ND[start : start + PART] = rows.view(np.float32)
+        features_ND[start : start + PART] = entry.open().view(np.float32)
         if progress is not None:
             progress(start + len(part), count)
     if computed:

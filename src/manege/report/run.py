@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import yaml
-
-from manege.errors import ManegeError
+from manege.errors import ConfigError, ManegeError
 from manege.report.events import Tail
 from manege.report.history import INDICES, History
 from manege.report.records import Settled
 from manege.rundir import STATES, check_run, is_held
+from manege.yamltext import parse_yaml
 
 LIVE = "live.json"
 """What goes on this second, written by the process that runs the run."""
@@ -147,9 +146,9 @@ def read_run(path: Path) -> Run:
 def _read_files(run: Run) -> None:
     run.config_text = _text(run, "config.yaml")
     try:
-        run.config = _tree(yaml.safe_load(run.config_text))
-    except (yaml.YAMLError, ValueError, RecursionError):
-        run.notes.append("config.yaml cannot be read as YAML; settings are not shown.")
+        run.config = _tree(parse_yaml(run.config_text, where="config.yaml"))
+    except (ConfigError, ValueError) as error:
+        run.notes.append(f"config.yaml cannot be read as YAML ({error}); settings are not shown.")
     run.command = _text(run, "command.txt").strip()
     run.environment, run.data = _json(run, "environment.json"), _json(run, "data.json")
     run.status = _json(run, "status.json")
@@ -190,8 +189,7 @@ def _note_events(run: Run, tail: Tail) -> None:
 
 def mixture_metric(config: Mapping[str, Any]) -> str:
     """The metric by which a grid weighs its mixtures."""
-    mixture = (config.get("cellular") or {}).get("mixture") or {}
-    return str(mixture.get("metric", "score"))
+    return str(part_of(part_of(config, "cellular"), "mixture").get("metric", "score"))
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
@@ -259,7 +257,7 @@ def measured_by(run: Run, index: str) -> Measured | None:
             compared=tuple(sorted(history.index_compared)),
             references=tuple(sorted(history.index_references)),
         )
-    stability = _part(run.config, "stability")
+    stability = part_of(run.config, "stability")
     every = stability.get("every_rounds", "?")
     return both._replace(
         length=_length(run.config),
@@ -274,15 +272,16 @@ def _length(config: Mapping[str, Any]) -> str:
     A pass over a cell's pictures is one, whatever the batches and however many pictures each class
     has: the data are compared beside it. These settings cannot change on resume.
     """
-    training = _part(config, "training")
+    training = part_of(config, "training")
     batches, batch = training.get("batches_per_round"), training.get("batch")
     if isinstance(batches, int) and isinstance(batch, int):
         return f"{batches * batch} pictures"
-    fraction = _part(config, "cellular").get("data_fraction", 1)
+    fraction = part_of(config, "cellular").get("data_fraction", 1)
     return "a pass" if fraction == 1 else f"a pass over {fraction} of the data"
 
 
-def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def part_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of a configuration; an empty one where there is something else."""
     found = config.get(name)
     return found if isinstance(found, Mapping) else {}
 

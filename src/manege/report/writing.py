@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from manege.errors import ConfigError
-from manege.files import blaming, make_folder, write_atomic
+from manege.files import below, blaming, make_folder, write_atomic
 from manege.report.page import MOST_BYTES, Page
 
 _OURS = b"manege report"
@@ -37,7 +37,7 @@ def check_free(out: Path, *, force: bool) -> None:
 
 def write(page: Page, out: Path) -> Written:
     """The report in that file, its figures in plots/ beside it."""
-    folder = out.parent / "plots"
+    folder = below(out.parent, "plots")
     with blaming(folder):
         make_folder(folder)
     plots = []
@@ -46,7 +46,7 @@ def write(page: Page, out: Path) -> Written:
             ("svg", drawing.svg(name, alone=True).encode()),
             ("png", drawing.png()),
         ):
-            plots.append(folder / f"{name}.{ending}")
+            plots.append(below(folder, f"{name}.{ending}"))
             write_atomic(plots[-1], data)
     text = page.html().encode("utf-8", "replace")
     assert len(text) < MOST_BYTES, "pictures were given no more room than that"

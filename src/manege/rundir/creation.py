@@ -14,7 +14,7 @@ from manege.errors import CheckpointError
 from manege.files import blaming, make_folder, write_atomic
 from manege.rundir.names import make_numbered
 
-_FOLDERS = ("checkpoints", "samples", "logs")
+FOLDERS = ("checkpoints", "samples", "logs")
 
 
 def create(path: Path | None, *, parent: Path, name: str, initial: Mapping[str, bytes]) -> Path:
@@ -26,7 +26,7 @@ def create(path: Path | None, *, parent: Path, name: str, initial: Mapping[str, 
         except FileExistsError:
             raise _taken(path) from None
     try:
-        for folder in _FOLDERS:
+        for folder in FOLDERS:
             with blaming(path / folder):
                 (path / folder).mkdir()
         for file, data in initial.items():

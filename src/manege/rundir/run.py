@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from manege.errors import CheckpointError
+from manege.errors import CheckpointError, ManegeError
 from manege.files import (
+    below,
     blaming,
     machine_error,
     make_folder,
@@ -63,7 +64,8 @@ class RunDir:
         """A new run in the given folder, or in the next free ``parent/NNNN-name``."""
         # config.yaml last: it makes the folder a run.
         initial = {
-            "command.txt": (command.rstrip("\n") + "\n").encode(),
+            # A path in it need not be text; it is written escaped, as it is shown.
+            "command.txt": (command.rstrip("\n") + "\n").encode(errors="backslashreplace"),
             "environment.json": readable(environment),
             "data.json": readable(data),
             "status.json": readable({"incarnation": 0, "state": "stopped"}),
@@ -95,6 +97,7 @@ class RunDir:
         A second process is refused by name of the first. The kernel frees the lock of a killed
         one; unless a final state was written, the run then counts as interrupted.
         """
+        self._check_links()
         with lock.held(self.path / "lock"):
             with blaming(self.path):
                 self._remove_asides()
@@ -111,6 +114,13 @@ class RunDir:
             raise CheckpointError(
                 f"{self.path / 'config.yaml'} is damaged ({error}); restore it from a copy"
             ) from error
+
+    def environment(self) -> dict[str, Any]:
+        """What the run began with; empty when the file is lost or damaged, for nothing needs it."""
+        try:
+            return parse_object(self._read("environment.json"))
+        except (ManegeError, ValueError):
+            return {}
 
     def write_config(self, text: str) -> None:
         """config.yaml holds the text."""
@@ -237,7 +247,7 @@ class RunDir:
         It removes whatever else lies aside in the cell's folder.
         """
         new = checkpoints.adopt(
-            self._cell(cell),
+            below(self.path, "checkpoints", cell_folder(cell)),
             Owner(cell, identity),
             pending,
             incarnation=self.incarnation,
@@ -294,10 +304,18 @@ class RunDir:
         return self._checkpoints / cell_folder(key)
 
     def _made(self, key: str) -> Path:
-        folder = self._cell(key)
+        folder = below(self.path, "checkpoints", cell_folder(key))
         with blaming(folder):
             make_folder(folder, within=self.path)
         return folder
+
+    def _check_links(self) -> None:
+        """Refuse a run from which a link leads out where it is written: other files would be."""
+        folders = [self.path / name for name in creation.FOLDERS]
+        inside = [path for folder in folders for path in folder.glob("*")]
+        for path in (self.path / "lock", self._events, *folders, *inside):
+            if path.is_symlink():
+                below(self.path, str(path.relative_to(self.path)))
 
     def _remove_asides(self) -> None:
         for folder in (self.path, *self._checkpoints.glob("*/")):
@@ -309,7 +327,7 @@ class RunDir:
         parts = Path(relative)
         if parts.is_absolute() or ".." in parts.parts or not parts.parts:
             raise ValueError(f"{relative!r} is not a path inside the run directory")
-        return self.path / parts
+        return below(self.path, relative)
 
     def _stored_status(self) -> dict[str, Any]:
         if not (self.path / "status.json").exists():

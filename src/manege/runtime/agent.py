@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from manege import failpoints, machine
-from manege.errors import EXIT_FAILED_CELL, EXIT_FINE, EXIT_MACHINE, EXIT_STOPPED, ManegeError
-from manege.runtime.channel import Garbled, Gone
+from manege.errors import EXIT_FAILED_CELL, EXIT_FINE, EXIT_STOPPED, ManegeError
 from manege.runtime.mirrors import Mirrors, Shown
 from manege.runtime.mpi import World
-from manege.runtime.serving import LOST_EARLY, Manner, Prepared, Server, prepared_of
+from manege.runtime.serving import Manner, Prepared, Server, prepared_of
 from manege.runtime.trainers import Died, Said, Trainers
 from manege.stopping import StopSignals
 
@@ -40,9 +39,23 @@ def serve(world: World) -> int:
     machine.unbind()
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals())
-        server = stack.enter_context(Server(shared_as=f"manege-{world.key}-{world.node}"))
+        try:
+            server = stack.enter_context(Server(shared_as=f"manege-{world.key}-{world.node}"))
+        except ManegeError as error:
+            return _without_server(world, error)
         failpoints.only_for(None)
         return _Agent(world, server, stop).serve()
+
+
+def _without_server(world: World, error: ManegeError) -> int:
+    """Tell rank 0 why there can be no trainer here; return the exit code that it says then."""
+    world.post(0, {"is": "refused", "code": error.exit_code, "text": str(error)})
+    while 0 not in world.lost():
+        for _, content in world.poll():
+            if not isinstance(content, np.ndarray) and content["is"] == "end":
+                return int(content["code"])
+        time.sleep(_LONG_S)
+    return _ORPHANED
 
 
 class _Agent:
@@ -103,12 +116,7 @@ class _Agent:
         self._server.channel.wait(timeout_s)
         if self._refused:
             return
-        try:
-            received = self._server.channel.receive()
-        except (Gone, Garbled):
-            self._refuse(EXIT_MACHINE, LOST_EARLY)
-            return
-        for message, _ in received:
+        for message in self._server.answers():
             if message["is"] == "bound":
                 node = self._node(int(message["devices"]))
                 self._world.post(0, {**message, "rank": self._world.rank, "node": node})
@@ -146,10 +154,10 @@ class _Agent:
     def _obey(self, rank: int, message: dict[str, Any]) -> None:
         match message["is"]:
             case "prepare":
-                self._server.channel.send(message)
+                self._server.ask(message)
             case "bind":
                 self._bound_to = prepared_of(message)
-                self._server.channel.send(message)
+                self._server.ask(message)
             case "start":
                 self._known.start(int(message["host"]))
             case "tell":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from manege.files import blaming, make_folder
+from manege.files import below, blaming, make_folder
 from manege.rundir import Commit, Pending, RunDir, cell_folder
 
 
@@ -39,7 +39,7 @@ class RunDesk:
 
     def log(self, cell: str, text: str) -> None:
         """A text for the cell's log."""
-        path = self._rundir.path / "logs" / f"{cell_folder(cell)}.log"
+        path = below(self._rundir.path, "logs", f"{cell_folder(cell)}.log")
         with blaming(path):
             make_folder(path.parent, within=self._rundir.path)
             with path.open("a") as file:

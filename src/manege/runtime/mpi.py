@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from manege import processes
 from manege.errors import ConfigError, MachineError
 from manege.rundir.jsontext import finite, parse_object
 from manege.runtime.launch import Seat
@@ -271,7 +273,13 @@ def _set_timer(seconds: float, code: int) -> None:
     """This process ends then, whatever it waits for."""
     timer = threading.Timer(seconds, os._exit, (code,))
     timer.daemon = True
-    timer.start()
+    try:
+        with processes.starting():
+            timer.start()
+    except MachineError:
+        # The kernel's alarm takes no thread, but leaves the launcher a signal instead of the code.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 _joined: World | None = None

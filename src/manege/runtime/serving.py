@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from manege import processes
 from manege.config import RunConfig
 from manege.errors import EXIT_MACHINE, EXIT_STOPPED, ConfigError, MachineError
-from manege.runtime.channel import Channel, Gone
+from manege.runtime.boot import NO_ROOM
+from manege.runtime.channel import Channel, Garbled, Gone
 from manege.runtime.orders import Task, Watcher
 from manege.runtime.screen import Nobody, Screen
 
 _POLL_S = 0.1
-_SERVER = "manege.trainer.server"
+_BOOT, _SERVER = "manege.runtime.boot", "manege.trainer.server"
 _END_S = 5.0
 _MOST_CALLS = 1024
 
@@ -61,6 +63,8 @@ class Server:
         """
         self._shared_as = shared_as
         self._process: subprocess.Popen[bytes] | None = None
+        self._run: Path | None = None
+        """The run that it was told to load, once it was."""
         self.channel = self._reached()
 
     def _reached(self) -> Channel:
@@ -74,7 +78,7 @@ class Server:
                 return Channel(self._called(f"\0{self._shared_as}"))
             except ConnectionRefusedError:  # One was there, and was dying.
                 if time.monotonic() > deadline:
-                    raise MachineError(LOST_EARLY) from None
+                    raise self.lost() from None
                 time.sleep(_POLL_S)
 
     def _called(self, name: str) -> socket.socket:
@@ -97,9 +101,9 @@ class Server:
         return ours
 
     def _start(self, way: str, theirs: socket.socket) -> None:
-        with theirs:
+        with theirs, processes.starting():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _SERVER, way, str(theirs.fileno())],
+                [sys.executable, "-m", _BOOT, _SERVER, way, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -135,23 +139,54 @@ class Server:
 
     def prepare(self, request: Mapping[str, Any], manner: Manner) -> Prepared:
         """The run's directory, made or opened by the server."""
-        self.channel.send(preparing(request))
+        self.ask(preparing(request))
         return prepared_of(answer(self._receive, "prepared", manner))
 
     def bind(self, prepared: Prepared, manner: Manner) -> Bound:
         """Have it load what all trainers have in common."""
-        self.channel.send(binding(prepared))
+        self.ask(binding(prepared))
         return bound_of(answer(self._receive, "bound", manner))
+
+    def ask(self, message: Mapping[str, Any]) -> None:
+        """Send it what is to be done before trainers are forked; MachineError when it is dead."""
+        if message["is"] == "bind":
+            self._run = Path(message["path"])
+        try:
+            self.channel.send(message)
+        except Gone:
+            raise self.lost() from None
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Return what it has said; MachineError when it is dead."""
+        try:
+            return [message for message, _ in self.channel.receive()]
+        except (Gone, Garbled):
+            raise self.lost() from None
+
+    def lost(self) -> MachineError:
+        """Return the error for a server that died before it had forked a trainer."""
+        if self._ended() == NO_ROOM:
+            return processes.no_more()
+        if self._run is None:
+            return MachineError(
+                "the trainer server died while preparing the run; see its words above, and try "
+                "again"
+            )
+        return MachineError(
+            "the trainer server died while loading the run; look for what killed it, then "
+            f"`manege resume {self._run}`"
+        )
+
+    def _ended(self) -> int | None:
+        """Return the exit code of the process that was started here, if it has ended."""
+        try:
+            return None if self._process is None else self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return None
 
     def _receive(self) -> Iterable[dict[str, Any]]:
         self.channel.wait(_POLL_S)
-        try:
-            return [message for message, _ in self.channel.receive()]
-        except Gone:
-            raise MachineError(LOST_EARLY) from None
-
-
-LOST_EARLY = "the trainer server died while preparing the run; see its words above, and try again"
+        return self.answers()
 
 
 def answer(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from manege.errors import MachineError
 from manege.runtime.channel import Channel, Garbled, Gone
-from manege.runtime.serving import Manner, Prepared, Server
+from manege.runtime.serving import Manner, Prepared, Server, refusal
 
 _END_S = 5.0
 _LOST_SERVERS = 3
@@ -149,6 +149,8 @@ class Trainers:
             yield from self._replace_server()
             return
         for message, _ in received:
+            if message["is"] == "refused":  # It could not fork one.
+                raise refusal(int(message["code"]), str(message["text"]))
             host = int(message["host"])
             if message["is"] == "dead" and host in self._channels:
                 yield from self._hear_last(host)

@@ -15,6 +15,7 @@ import torch
 
 from manege.config import ALL, Method, RunConfig, partition, resolve
 from manege.errors import CheckpointError
+from manege.labels import LABEL, is_label, shown
 from manege.models import PictureShape, build_generator, named_tensors, with_label
 from manege.rundir import Checkpoint, RunDir
 from manege.sampler.model import Component, Model
@@ -73,6 +74,8 @@ def _of_grid(rundir: RunDir, config: RunConfig) -> Model:
     counts = {label: int(known["train"]) for label, known in run_data(rundir)["classes"].items()}
     components = []
     for cell, weight in weights.items():
+        if not is_label(cell):
+            raise CheckpointError(f"{rundir.path}: cell {shown(cell)}, expected {LABEL}; damaged")
         found = rundir.load(cell, identity=config.identity())
         if found is None:
             raise CheckpointError(f"{rundir.path}: the checkpoints of cell {cell!r} are gone")
@@ -245,6 +248,8 @@ def run_data(rundir: RunDir) -> dict[str, Any]:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if not all(int(entry["train"]) > 0 for entry in tree["classes"].values()):
             raise ValueError("a class without training pictures")
+        if odd := [label for label in tree["classes"] if not is_label(label)]:
+            raise ValueError(f"label {shown(odd[0])}, expected {LABEL}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: missing or damaged ({error!r}); restore it from a copy of the run"

@@ -15,7 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from manege.config import SIZES, Networks
 from manege.errors import CheckpointError, ConfigError
-from manege.files import blaming, write_atomic
+from manege.files import below, blaming, write_atomic
+from manege.labels import LABEL, is_label, namesakes, shown
 from manege.models import PictureShape, Spec
 from manege.sampler.model import FORMATS, Component, Model
 
@@ -28,6 +29,12 @@ def save(model: Model, folder: Path, *, replace: bool = False) -> None:
     """Write the model; it appears whole or not at all."""
     if folder.exists() and not replace and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: already exists; choose another -o, or remove it first")
+    if same := namesakes((component.name, component.file) for component in model.components):
+        one, other, file = same
+        raise ConfigError(
+            f"{folder}: {one} and {other} would share the file {file}; drop one of them first: "
+            "manege model drop"
+        )
     aside = folder.with_name(f".{folder.name}.aside")
     with blaming(folder):
         try:
@@ -35,7 +42,7 @@ def save(model: Model, folder: Path, *, replace: bool = False) -> None:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
             for component in model.components:
-                write_atomic(aside / component.file, component.read())
+                write_atomic(below(aside, component.file), component.read())
             text = json.dumps(model.description(), indent=1, ensure_ascii=False)
             write_atomic(aside / "model.json", text.encode())
             if folder.exists():
@@ -65,7 +72,7 @@ def load(folder: Path) -> Model:
         size, channels = tree["picture"]["size"], tree["picture"]["channels"]
         if not _is_shape(size, channels):
             raise ValueError(f"pictures of {size!r}x{size!r}x{channels!r}")
-        missing = {str(label): str(reason) for label, reason in tree["missing"].items()}
+        missing = {_label(label): str(reason) for label, reason in tree["missing"].items()}
         return Model(PictureShape(size, channels), components, missing)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
@@ -90,8 +97,9 @@ def _load_component(folder: Path, entry: dict[str, Any]) -> Component:
     def read() -> bytes:
         try:
             data = file.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CheckpointError(f"{shown(str(file))}: cannot be read ({reason})") from None
         found = hashlib.sha256(data).hexdigest()
         if found != sha256:
             raise CheckpointError(
@@ -100,10 +108,9 @@ def _load_component(folder: Path, entry: dict[str, Any]) -> Component:
             )
         return data
 
-    label, cell = str(entry["label"]), entry.get("cell")
-    if not isinstance(cell, str | None):
-        raise ValueError(f"cell {cell!r} of label {label!r}")
-    f"{label}{cell}".encode()  # ValueError at half a character: it could name no stream.
+    label, cell = _label(entry["label"]), entry.get("cell")
+    if cell is not None and not is_label(cell):
+        raise ValueError(f"cell {shown(cell)} of label {shown(label)}, expected {LABEL}")
     weight = float(entry["weight"])
     if not 0 < weight < float("inf"):
         raise ValueError(f"weight {weight} of label {label!r}")
@@ -116,3 +123,9 @@ def _load_component(folder: Path, entry: dict[str, Any]) -> Component:
         read=read,
         cell=cell,
     )
+
+
+def _label(value: Any) -> str:
+    if not is_label(value):
+        raise ValueError(f"label {shown(value)}, expected {LABEL}")
+    return value

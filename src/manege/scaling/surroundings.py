@@ -21,7 +21,7 @@ _PACKAGES = ("torch", "numpy", "mpi4py")
 def surroundings(runtime: str) -> dict[str, Any]:
     """What must be the same for numbers to be comparable; MachineError when MPI is missing."""
     found: dict[str, Any] = {
-        "cpu": _cpu(),
+        "cpu": machine.cpu(),
         "cores": machine.cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -32,16 +32,6 @@ def surroundings(runtime: str) -> dict[str, Any]:
     if runtime == "mpi":
         found["mpi"] = _mpi()
     return found
-
-
-def _cpu() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str | None:

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from manege.config import Label, Method, RunConfig, Seconds, load_yaml, resolve
+from manege.config import Label, Method, RunConfig, Seconds, resolve
 from manege.errors import ConfigError
+from manege.labels import printable
 from manege.rundir import cell_folder
+from manege.yamltext import load_yaml
 
 RECIPE_NAME = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}"
 
@@ -62,7 +64,7 @@ def load_plan(path: Path, data_root: str | None = None) -> tuple[Plan, tuple[Uni
         plan = Plan.model_validate(load_yaml(path))
     except ValidationError as error:
         told = [
-            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg'].lower()}"
+            f"{'.'.join(printable(part) for part in problem['loc'])}: {problem['msg'].lower()}"
             for problem in error.errors(include_url=False)
         ]
         raise ConfigError(f"{path}: {'; '.join(told)}; see docs/sweep.md") from None

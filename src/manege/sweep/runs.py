@@ -18,7 +18,7 @@ from typing import IO
 
 from manege.config import to_yaml
 from manege.errors import EXIT_FAILED_CELL, EXIT_FINE, EXIT_STOPPED, ManegeError
-from manege.files import make_folder, write_atomic
+from manege.files import below, make_folder, write_atomic
 from manege.rundir import RunDir
 from manege.sweep.plan import Unit
 
@@ -98,13 +98,13 @@ def _state(out: Path, unit: Unit) -> str | None:
 
 
 def _start(unit: Unit, out: Path) -> _Child:
-    folder = run_folder(out, unit)
-    logs = out / "logs" / unit.name
-    make_folder(logs.parent)
-    log = logs.with_suffix(".log").open("ab")
+    folder = below(out, "runs", unit.name)
+    # Not with_suffix: what a label has after a point is no suffix, and two may share the rest.
+    log_file, config = (below(out, "logs", f"{unit.name}.{kind}") for kind in ("log", "yaml"))
+    make_folder(log_file.parent)
+    log = log_file.open("ab")
     command = [sys.executable, "-m", "manege"]
     if _state(out, unit) is None:
-        config = logs.with_suffix(".yaml")
         write_atomic(config, to_yaml(unit.config).encode())
         make_folder(folder.parent)
         source = unit.config.data.source

@@ -20,7 +20,7 @@ from manege import pictures
 from manege.config.schema import TOY_NAMES
 from manege.errors import CheckpointError
 from manege.evaluation import Options, evaluate
-from manege.files import make_folder, read_capped, write_atomic
+from manege.files import below, make_folder, read_capped, write_atomic
 from manege.metrics import Counting
 from manege.rundir import RunDir
 from manege.sampler import Model, open_model
@@ -108,7 +108,7 @@ def _measured(
 ) -> dict[str, Any] | None:
     """The scores of a recipe and seed, as stored or computed now; None when a class is missing."""
     name = f"{units[0].recipe}-seed-{units[0].seed}"
-    path = out / "scores" / f"{name}.json"
+    path = below(out, "scores", f"{name}.json")
     runs = [run_folder(out, unit) for unit in units]
     models = [open_model(run) for run in runs if _has_model(run)]
     if len(models) < len(runs) or any(model.missing for model in models):
@@ -140,7 +140,7 @@ def _measured(
         "rounds": _rounds(runs),
     }
     make_folder(path.parent)
-    _write_sheet(out / "sheets" / f"{name}.png", model, units[0].seed)
+    _write_sheet(below(out, "sheets", f"{name}.png"), model, units[0].seed)
     write_atomic(path, json.dumps(tree, indent=1).encode())
     return tree
 

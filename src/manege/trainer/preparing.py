@@ -6,6 +6,7 @@ Everything that may refuse a run happens here, before a cell is touched.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,11 +15,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manege import device, pictures
-from manege.config import DcganNetworks, FeatureCritic, Method, RunConfig, amended, stream, to_yaml
+from manege import device, machine, pictures
+from manege.config import (
+    DcganNetworks,
+    FeatureCritic,
+    Method,
+    RunConfig,
+    amended,
+    partition,
+    stream,
+    to_yaml,
+)
 from manege.data import KNOWN, Dataset, Split, open_dataset, set_of
-from manege.errors import ConfigError, ManegeError
-from manege.files import user_path
+from manege.errors import ConfigError, DataError, ManegeError
+from manege.files import below, user_path
+from manege.labels import namesakes
 from manege.metrics import (
     Space,
     Telling,
@@ -29,7 +40,7 @@ from manege.metrics import (
     scored_data,
     space_for,
 )
-from manege.rundir import RunDir
+from manege.rundir import RunDir, cell_folder
 from manege.sampler import run_config, run_data
 from manege.trainer.binding import check_space
 from manege.trainer.cell_run import check_scorer
@@ -45,6 +56,18 @@ _DIGESTS = {Split.TRAIN: "train_sha256", Split.HELD_OUT: _HELD_OUT_DIGEST}
 
 _COLUMNS = 8
 _REAL_POINTS = 2_000
+
+CPU_VARIABLES = (
+    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"),
+    *("OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES"),
+)
+"""Variables by which torch's and numpy's libraries are told which instructions to use.
+
+ATEN_CPU_CAPABILITY is not among them: `cpu_capability` says what came of it.
+"""
+
+_BITS_REST_ON = ("manege", "torch", "numpy", "machine", "cpu", "cpu_capability", "cpu_settings")
+"""What of environment.json must be the same for a run to end in the same bits."""
 
 Counter = Callable[[int, int], None]
 """Told what is done, and of how much."""
@@ -87,6 +110,7 @@ def prepare_new(
         RunDir.check_free(out)
     dataset = open_dataset(config.data)
     config = _settled(_fitting(config, on_pixels, dataset, look), dataset)
+    _check_folders(config, dataset)
     digests = _decode(config, dataset, look)
     space = _space_of(config, dataset, look)
     rundir = RunDir.create(
@@ -131,6 +155,17 @@ def _fitting(
     return config
 
 
+def _check_folders(config: RunConfig, dataset: Dataset) -> None:
+    """Refuse labels whose cells would share a folder of the run, which is named by a short hash."""
+    cells = partition(config, dataset.labels)
+    if same := namesakes((cell, cell_folder(cell)) for cell in cells):
+        one, other, folder = same
+        raise DataError(
+            f"{dataset.name}: labels {one!r} and {other!r} would share the folder {folder}, "
+            "expected one for each; rename one of them"
+        )
+
+
 def real_sheet(config: RunConfig, dataset: Dataset) -> bytes:
     """Training pictures laid out as samples/model.png will be, to be looked at beside it."""
     unlabelled = config.method in (Method.SINGLE, Method.CELLULAR)
@@ -169,7 +204,21 @@ def prepare_resume(
     digests = _decode(config, dataset, look)
     _check_same_data(rundir, _data_record(dataset, digests))
     _prepare_scorer(rundir, config, dataset, look)
+    _warn_of_other_bits(rundir, look)
     return Prepared(rundir, config, dataset)
+
+
+def _warn_of_other_bits(rundir: RunDir, look: Look) -> None:
+    """Say in a line what the bits rest on that is not as it was when the run began."""
+    began, here = rundir.environment(), environment()
+    # A run from before a fact was written down says nothing about it.
+    others = [key for key in _BITS_REST_ON if began.get(key, here[key]) != here[key]]
+    if others:
+        told = "; ".join(f"{key} {began[key]}, here it is {here[key]}" for key in others)
+        look.say(
+            f"warning: {rundir.path} began with {told}: it may end in other bits than without the "
+            "interruption; for the same bits go on as it began"
+        )
 
 
 def _decode(config: RunConfig, dataset: Dataset, look: Look) -> Digests:
@@ -212,7 +261,7 @@ def _space_of(config: RunConfig, dataset: Dataset, look: Look) -> Space | None:
 
 def _prepare_scorer(rundir: RunDir, config: RunConfig, dataset: Dataset, look: Look) -> None:
     """See to it that the run has its scorer, and that it is the one it was scored with so far."""
-    folder = rundir.path / "scorer"
+    folder = below(rundir.path, "scorer")
     if not config.scored:
         return
     if is_stored(folder):
@@ -231,6 +280,7 @@ def environment() -> dict[str, Any]:
     """What the run was made with."""
     import torch
 
+    settings = [f"{name}={os.environ[name]}" for name in CPU_VARIABLES if name in os.environ]
     return {
         "manege": __version__,
         "python": platform.python_version(),
@@ -238,7 +288,9 @@ def environment() -> dict[str, Any]:
         "numpy": np.__version__,
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
+        "cpu": machine.cpu(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_settings": " ".join(settings) or "none",
     }
 
 

@@ -1,6 +1,6 @@
 """The trainer server: torch, the data and the method loaded once, trainers forked from it.
 
-    python -m manege.trainer.server channel|listen DESCRIPTOR
+    python -m manege.runtime.boot manege.trainer.server channel|listen DESCRIPTOR
 
 Started by the local runtime with one end of a channel, by an agent with a socket on which it and
 the other agents of its machine call. A fork takes tens of milliseconds where a new interpreter
@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from manege import device, failpoints
+from manege import device, failpoints, processes
 from manege.config import RunConfig
 from manege.data import open_dataset
-from manege.errors import EXIT_INPUT, EXIT_STOPPED, ManegeError
+from manege.errors import EXIT_INPUT, EXIT_STOPPED, MachineError, ManegeError
 from manege.rundir import RunDir
 from manege.runtime.channel import Channel, Garbled, Gone, Received
 from manege.trainer.binding import bound_method, task_of
@@ -143,7 +143,9 @@ class _Server:
         match message["is"]:
             case "prepare":
                 self._apart(lambda: self._prepare(message))
+                failpoints.failpoint("server:prepared")
             case "bind":
+                failpoints.failpoint("server:bind")
                 self._answer(lambda: self._bind(message))
             case "fork":
                 self._fork(int(message["host"]), int(message["seat"]), received.files[0])
@@ -157,7 +159,7 @@ class _Server:
         try:
             answer = work()
         except ManegeError as error:
-            answer = {"is": "refused", "code": error.exit_code, "text": str(error)}
+            answer = _refused(error)
         except KeyboardInterrupt:
             answer = {"is": "refused", "code": EXIT_STOPPED, "text": "interrupted"}
         self._channel.send(answer)
@@ -165,7 +167,11 @@ class _Server:
 
     def _apart(self, work: Callable[[], dict[str, Any]]) -> None:
         """The same in a child, which may use as many threads as it likes."""
-        pid = os.fork()
+        try:
+            pid = processes.fork()
+        except MachineError as error:
+            self._channel.send(_refused(error))
+            return
         if pid == 0:
             _die_with_parent()
             try:
@@ -236,7 +242,12 @@ class _Server:
     def _fork(self, number: int, seat: int, file: int) -> None:
         assert self._bound is not None
         assert self._rundir is not None
-        pid = os.fork()
+        try:
+            pid = processes.fork()
+        except MachineError as error:
+            os.close(file)
+            self._channel.send(_refused(error))
+            return
         if pid == 0:
             _die_with_parent()
             try:
@@ -284,8 +295,6 @@ def _seated(bound: Bound, seat: int, gpus: int) -> Bound:
 def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
     """A trainer's life; its exit code."""
     failpoints.only_for(number)
-    torch.set_num_threads(bound.config.threads_per_cell)
-
     backlog: deque[Received] = deque()
 
     def listen() -> None:
@@ -307,8 +316,10 @@ def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
         listen=listen,
         tell_every_s=TELL_EVERY_S,
     )
-    threading.Thread(target=_beat, args=(host, channel), daemon=True).start()
     try:
+        with processes.starting():
+            threading.Thread(target=_beat, args=(host, channel), daemon=True).start()
+        device.use_threads(bound.config.threads_per_cell)
         while not host.done:
             backlog.extend(channel.receive())
             while backlog:
@@ -320,7 +331,7 @@ def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
     except Gone:
         os._exit(0)  # Nobody would give its files their names.
     except ManegeError as error:
-        channel.send({"is": "refused", "code": error.exit_code, "text": str(error)})
+        channel.send(_refused(error))
         channel.flush(_FLUSH_S)
         return EXIT_INPUT
     except Exception as error:
@@ -331,6 +342,11 @@ def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
         channel.flush(_FLUSH_S)
         return CRASHED
     return 0
+
+
+def _refused(error: ManegeError) -> dict[str, Any]:
+    """Return the message that hands an error on to whoever asked."""
+    return {"is": "refused", "code": error.exit_code, "text": str(error)}
 
 
 def _is_adopted(received: Received) -> bool:
@@ -388,7 +404,3 @@ def _resident() -> int:
     """Bytes of memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-if __name__ == "__main__":
-    main()

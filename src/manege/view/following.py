@@ -85,6 +85,8 @@ class Followed:
     def scene(self, keys: str = "") -> Scene:
         """What a page shows of it."""
         scene = self.looked.scene(self.state, keys)
+        if self.looked.damage:
+            scene.messages.append(self.looked.damage)
         if self.tail.damaged:
             scene.messages.append(
                 f"{len(self.tail.damaged)} damaged lines of events.jsonl left out"

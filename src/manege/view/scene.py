@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from manege.errors import ConfigError
+from manege.files import below
 from manege.report.history import History
 from manege.report.records import Cell
 from manege.report.run import LIVE
@@ -100,8 +102,8 @@ class Pulse:
             "view_s": round(now.view_s, 4),
             "wall_s": round(now.wall_s, 2),
         }
-        aside = self._path / f".{LIVE}.tmp"
-        with suppress(OSError):
+        with suppress(OSError, ConfigError):
+            aside = below(self._path, f".{LIVE}.tmp")
             aside.write_text(json.dumps(tree), encoding="utf-8")
             aside.replace(self._path / LIVE)
 

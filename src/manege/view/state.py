@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from manege.errors import ConfigError
 from manege.report.history import History
-from manege.report.run import mixture_metric
+from manege.report.run import mixture_metric, part_of
 from manege.view.pace import Pace
 from manege.view.scene import Now, Pulse, Scene
 from manege.view.words import important
+from manege.yamltext import load_yaml
 
 _KEPT = 8
 _GROWING = ("round", "score", "sheet")
@@ -31,6 +31,8 @@ class Looked:
         self.pace = Pace()
         self.messages: deque[str] = deque(maxlen=_KEPT)
         self.name, self.data, self._metric = "", "", "score"
+        self.damage: str | None = None
+        """Why the configuration tells nothing, if it does not."""
         self._began = time.monotonic()
         self._pulse: Pulse | None = None
 
@@ -38,7 +40,11 @@ class Looked:
         """The run lies there; whoever carries it out tells others of it by live.json."""
         self._pulse = Pulse(path) if pulse else None
         self.name = path.resolve().name
-        self.data, self._metric = facts_of(path)
+        try:
+            config = load_yaml(path / "config.yaml")
+        except ConfigError as error:
+            self.damage, config = str(error), {}
+        self.data, self._metric = _data_of(config), mixture_metric(config)
 
     def event(self, event: Mapping[str, Any]) -> str | None:
         """See an event; the line it deserves."""
@@ -98,11 +104,7 @@ class Looked:
         )
 
 
-def facts_of(path: Path) -> tuple[str, str]:
-    """The data's name and the metric of mixtures, as far as the configuration tells."""
-    try:
-        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
-        source = str(config["data"]["source"])
-        return Path(source).name or source, mixture_metric(config)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
-        return "?", "score"
+def _data_of(config: Mapping[str, Any]) -> str:
+    """The data's name, as far as the configuration tells."""
+    source = str(part_of(config, "data").get("source", "?"))
+    return Path(source).name or source

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from manege.errors import MachineError
+from manege.files import below
 from manege.report.history import INDICES
 from manege.rundir import cell_folder
 
@@ -91,9 +92,9 @@ class Board:
 
         assert self._run is not None
         # What is of the whole run lies above: a cell may have any name.
-        folder = self._run / FOLDER / (cell_folder(cell) if cell is not None else "")
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"events.out.tfevents.{self._mark}.manege"
+        folder = f"{FOLDER}/{cell_folder(cell)}" if cell is not None else FOLDER
+        file = below(self._run, folder, f"events.out.tfevents.{self._mark}.manege")
+        file.parent.mkdir(parents=True, exist_ok=True)
         fresh = not file.exists()
         with file.open("ab") as stream:
             writer = RecordWriter(stream)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -33,6 +34,23 @@ LOAD = (
 
 def opened(root: Path):
     return open_dataset(DataConfig(source=str(root)))
+
+
+def flipped(content: bytes, *places: int, bit: int = 0) -> bytes:
+    changed = bytearray(content)
+    for place in places:
+        changed[place] ^= 1 << bit
+    return bytes(changed)
+
+
+def loaded_with_small_files(image_folder: Path) -> subprocess.CompletedProcess[str]:
+    """What LOAD comes to where no file may have more than 5,000 bytes."""
+    return subprocess.run(
+        [sys.executable, "-B", "-c", LOAD, image_folder],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000)),
+        capture_output=True,
+        text=True,
+    )
 
 
 def entries(folder: Path) -> list[str]:
@@ -166,10 +184,17 @@ def test_the_description_tells_names_count_and_digest(image_folder: Path, cache:
 
 
 @pytest.mark.parametrize(
-    "damage", ["no json", "no npy", "short npy", "bad json", "odd json", "header"]
+    "damage",
+    [
+        *("no json", "no npy", "short npy", "bad json", "odd json", "deep json", "header"),
+        *("two bits", "header bit", "digest bit", "shape"),
+    ],
 )
-def test_a_damaged_entry_is_made_again(image_folder: Path, cache: Path, damage: str) -> None:
+def test_a_damaged_entry_is_made_again(
+    image_folder: Path, cache: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = opened(image_folder).digest("cat")
+    pictures = opened(image_folder).pictures("cat", Split.TRAIN).copy()
     array = next((cache / "pictures").glob("*.npy"))
     description = array.with_suffix(".json")
     content = array.read_bytes()
@@ -183,11 +208,125 @@ def test_a_damaged_entry_is_made_again(image_folder: Path, cache: Path, damage: 
         description.write_bytes(b"{")
     elif damage == "odd json":
         description.write_bytes(b"[]")
+    elif damage == "deep json":
+        description.write_bytes(b"[" * 100_000)
+    elif damage == "two bits":
+        array.write_bytes(flipped(content, len(content) - 1000, len(content) - 1))
+    elif damage == "header bit":
+        array.write_bytes(flipped(content, content.index(b"fortran")))
+    elif damage == "digest bit":
+        told = description.read_bytes()
+        description.write_bytes(flipped(told, told.index(b"sha256") + 12))
+    elif damage == "shape":
+        told = description.read_bytes()
+        description.write_bytes(told.replace(b"[18, 16, 16, 3]", b"[18, 16, 8, 6]"))
     else:
         array.write_bytes(b"x" * len(content))
-    assert opened(image_folder).digest("cat") == before
+    again = opened(image_folder)
+    np.testing.assert_array_equal(again.pictures("cat", Split.TRAIN), pictures)
+    assert again.digest("cat") == before
     assert array.read_bytes() == content
     assert len(entries(cache)) == 2
+    said = capsys.readouterr().err
+    if damage in ("no json", "no npy"):
+        assert not said
+    else:
+        assert re.fullmatch(rf"warning: {array}: .*; made again\n", said)
+
+
+def test_no_flipped_bit_of_an_entry_goes_through(capsys: pytest.CaptureFixture[str]) -> None:
+    array = noise(0, 5, 4, 4, 1)
+    entry = store.store(store.key("x"), array.shape, list("abcde"), [array])
+    content = entry.path.read_bytes()
+    refused = 0
+    for bit in range(8 * len(content)):
+        entry.path.write_bytes(flipped(content, bit // 8, bit=bit % 8))
+        found = store.find(store.key("x"))
+        if found is None:
+            refused += 1
+        else:
+            # In the header, which may say the same in other words.
+            assert bit // 8 < len(content) - array.size
+            np.testing.assert_array_equal(found.open(), array)
+    assert refused > 8 * array.size
+    assert len(capsys.readouterr().err.splitlines()) == refused
+
+
+def test_content_is_hashed_once_and_again_when_the_file_changes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hashed = []
+    real = hashlib.file_digest
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda file, name: hashed.append(file.name) or real(file, name)
+    )
+    array = noise(0, 5, 4, 4, 1)
+    entry = store.store(store.key("x"), array.shape, list("abcde"), [array])
+    for _ in range(3):
+        assert store.find(store.key("x")) == entry
+    assert hashed == [str(entry.path)]
+    state = entry.path.stat()
+    entry.path.write_bytes(flipped(entry.path.read_bytes(), -1))
+    # Whoever turns the clock back is noticed too.
+    os.utime(entry.path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert store.find(store.key("x")) is None
+    assert len(hashed) == 2
+
+
+def test_one_damaged_class_of_an_archive_is_told_of_once_and_alone_made_again(
+    tiny_mnist: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = DataConfig(source="mnist", root=str(tiny_mnist))
+    open_dataset(config).pictures("3", Split.TRAIN)
+    entry = open_dataset(config).entry("3", Split.TRAIN)
+    others = {path: path.stat().st_ino for path in entry.path.parent.glob("*.npy")}
+    content = entry.path.read_bytes()
+    entry.path.write_bytes(flipped(content, -1))
+    assert open_dataset(config).entry("3", Split.TRAIN) == entry
+    assert entry.path.read_bytes() == content
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    changed = {path for path, inode in others.items() if path.stat().st_ino != inode}
+    assert changed == {entry.path}
+
+
+def test_two_processes_may_mend_the_same_entry_at_once(image_folder: Path, cache: Path) -> None:
+    digest = opened(image_folder).digest("cat")
+    array = next((cache / "pictures").glob("*.npy"))
+    content = array.read_bytes()
+    array.write_bytes(flipped(content, -1))
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOAD, image_folder], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert outputs[0] == outputs[1]
+    assert outputs[0].startswith(digest)
+    assert array.read_bytes() == content
+    assert len(entries(cache)) == 2
+
+
+def test_a_damaged_entry_that_cannot_be_made_again_is_a_fault_of_the_machine(
+    image_folder: Path, cache: Path
+) -> None:
+    opened(image_folder).digest("cat")
+    array = next((cache / "pictures").glob("*.npy"))
+    array.write_bytes(flipped(array.read_bytes(), -1))
+    done = loaded_with_small_files(image_folder)
+    damaged, fault = done.stderr.splitlines()
+    assert damaged.startswith(f"warning: {array}: ")
+    assert fault.startswith(f"MachineError: {cache}: decoded pictures cannot be kept there")
+
+
+def test_the_kept_digits_are_verified_too(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = open_dataset(DataConfig(source="digits")).split_record()
+    (array,) = (cache / "pictures").glob("*.npy")
+    # The label of the last digit.
+    array.write_bytes(flipped(array.read_bytes(), -1))
+    assert open_dataset(DataConfig(source="digits")).split_record() == before
+    assert f"warning: {array}: " in capsys.readouterr().err
 
 
 def test_two_processes_may_build_the_same_entry_at_once(image_folder: Path, cache: Path) -> None:
@@ -209,15 +348,7 @@ def test_two_processes_may_build_the_same_entry_at_once(image_folder: Path, cach
 def test_a_full_disk_is_a_fault_of_the_machine_and_leaves_no_half_entry(
     image_folder: Path, cache: Path
 ) -> None:
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
-
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", LOAD, image_folder],
-        preexec_fn=limit,
-        capture_output=True,
-        text=True,
-    )
+    done = loaded_with_small_files(image_folder)
     assert done.stderr.startswith(f"MachineError: {cache}: decoded pictures cannot be kept there")
     assert "File too large" in done.stderr
     assert "MANEGE_CACHE" in done.stderr

@@ -160,6 +160,17 @@ def test_labels_are_read_from_the_pictures_files_once(
     assert read == [ten / PYTHON / "test_batch"]
 
 
+def test_damaged_labels_in_the_cache_are_read_again(
+    ten: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = opened(ten).classes
+    for entry in (cache / "labels").glob("*.npy"):
+        content = entry.read_bytes()
+        entry.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert opened(ten).classes == before
+    assert capsys.readouterr().err.count("; made again") == 2
+
+
 def test_a_file_that_changes_after_opening_is_refused(ten: Path) -> None:
     dataset = opened(ten)
     time.sleep(0.01)

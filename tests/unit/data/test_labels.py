@@ -49,12 +49,14 @@ def test_anything_can_be_printed_on_one_line(text: str) -> None:
     assert len(shown.splitlines()) <= 1
 
 
-@pytest.mark.parametrize("label", ["", " ", "..", ".", "a/b", "a\\b", "a\nb", "\x00", "\udcff"])
+@pytest.mark.parametrize(
+    "label", ["", " ", "..", ".", "a/b", "a\\b", "a\nb", "\x00", "\udcff", "x" * 1001]
+)
 def test_a_label_that_cannot_name_a_folder_is_refused(label: str) -> None:
     with pytest.raises(DataError, match="cannot be a label"):
         check_label(label, "file.npz")
 
 
-@pytest.mark.parametrize("label", ["7", "t-shirt", "naïve café", "猫", "a.b"])
+@pytest.mark.parametrize("label", ["7", "t-shirt", "naïve café", "猫", "a.b", " a ", "x" * 1000])
 def test_ordinary_labels_pass(label: str) -> None:
     check_label(label, "file.npz")

@@ -192,6 +192,17 @@ def test_a_cut_off_entry_is_computed_anew(own_cache):
     np.testing.assert_array_equal(space.features_of(pictures), whole)
 
 
+def test_a_flipped_bit_of_an_entry_is_computed_anew(own_cache, capsys):
+    space, pictures = random_space(8, 1), as_set(noise(30, 8, 1))
+    whole = space.features_of(pictures)
+    (entry,) = (own_cache / "features").glob("*.npy")
+    content = entry.read_bytes()
+    entry.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    np.testing.assert_array_equal(space.features_of(pictures), whole)
+    assert entry.read_bytes() == content
+    assert f"warning: {entry}: " in capsys.readouterr().err
+
+
 def test_no_pictures_have_no_features(own_cache):
     space, nothing = random_space(8, 1), as_set(noise(0, 8, 1))
     for _ in range(2):

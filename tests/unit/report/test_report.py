@@ -211,9 +211,38 @@ def test_fid_is_a_headline(run):
     assert '<div class="name">FID</div><div class="value">5.27</div>' in text
 
 
-def test_a_damaged_configuration_is_noted(run):
-    (run / "config.yaml").write_text("{: nonsense")
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{: nonsense",
+        b"seed: !!int ''",
+        b"seed: !!bool x",
+        b"seed: !!timestamp x",
+        b"seed: 1" + b":1" * 400 + b".5",
+        b"[" * 5000,
+        b"- a list",
+        b"#" * 1_000_001,
+    ],
+)
+def test_a_damaged_configuration_is_noted(run, content):
+    (run / "config.yaml").write_bytes(content)
     assert "config.yaml cannot be read as YAML" in single.report(run).html()
+
+
+@pytest.mark.parametrize("kind", ["classes", "grid"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("cellular: 3", "cellular: {mixture: [1]}", "training: soon", "data: [1]", "data: 3"),
+        *("stability: 1", "budget_s: much", "budget_s: .inf", "budget_s: [1]", "rounds: {a: 1}"),
+        *("1: 2", "~: {~: 3}", "method: [1]", "preset: {}", "data: {source: [1]}"),
+    ],
+)
+def test_a_configuration_with_other_things_in_it_is_no_failure(made, tmp_path, text, kind):
+    run = shutil.copytree(made / kind, tmp_path / "run")
+    (run / "config.yaml").write_text(text)
+    _checked(single.report(run).html())
+    _checked(comparing.compare([run, made / kind]).html())
 
 
 def test_a_run_that_goes_on_failed_or_was_killed_says_so(run):

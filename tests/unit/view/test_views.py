@@ -13,6 +13,7 @@ from manege.errors import CheckpointError
 from manege.view import following, lines, live
 from manege.view.lines import Lines
 from manege.view.live import Careful, Live
+from manege.view.scene import Now, Pulse
 
 
 @pytest.fixture
@@ -149,6 +150,33 @@ def test_damaged_events_and_live_files_are_no_failure(tmp_path):
     (path / "live.json").write_text("{")
     (path / "status.json").write_text("[]")
     assert "1 damaged lines" in following.once(path, 80, 24)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"seed: !!int ''", b"seed: !!bool x", b"[" * 5000, b"\xff", b"a: 1" + b":1" * 400 + b".5"],
+)
+def test_a_damaged_configuration_is_noted(tmp_path, content):
+    path = make_run(tmp_path / "run", per_class_events(["a"], 4), labels=["a"], method="per-class")
+    assert "config.yaml" not in following.once(path, 200, 24)
+    (path / "config.yaml").write_bytes(content)
+    assert f"{path / 'config.yaml'}: " in following.once(path, 400, 24)
+
+
+@pytest.mark.parametrize("text", ["data: 3", "data: {source: [1]}", "cellular: 3", "~: 1", ""])
+def test_a_configuration_with_other_things_in_it_is_no_failure(tmp_path, text):
+    path = make_run(tmp_path / "run", per_class_events(["a"], 4), labels=["a"], method="per-class")
+    (path / "config.yaml").write_text(text)
+    assert "run" in following.once(path, 80, 24)
+
+
+def test_a_live_file_is_not_written_through_a_link(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("old")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".live.json.tmp").symlink_to(precious)
+    Pulse(tmp_path / "run").write(Now(), at_once=True)
+    assert precious.read_text() == "old"
 
 
 def test_keys_pressed_at_once_are_taken_one_by_one(monkeypatch):

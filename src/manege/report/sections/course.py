@@ -8,7 +8,7 @@ from manege.report.charts import Curve, Panel
 from manege.report.drawing import escape
 from manege.report.history import INDEX_NOTES, INDICES, MEASURES, History
 from manege.report.page import Page, Section, paragraph, table
-from manege.report.run import Run, spanned
+from manege.report.run import Run, part_of, spanned
 from manege.report.sections.words import measure_name, ranked, titled
 from manege.report.series import quantiles, thinned
 
@@ -28,7 +28,7 @@ def progress(run: Run, page: Page) -> Section | None:
     many = len(history.cells) > 1
     over = f"median of {len(history.cells)} cells, middle half and four fifths" if many else ""
     if pair:
-        loss = str((run.config.get("training") or {}).get("loss", "loss"))
+        loss = str(part_of(run.config, "training").get("loss", "loss"))
         note = f"{loss}, mean of a round{'; ' + over if over else ''}"
         figures.append(page.figure("losses", charts.curves("Losses", note, pair)))
     judged = quantiles(history, history.measure)

@@ -6,7 +6,7 @@ from manege.report import charts, maps, sheets
 from manege.report.drawing import escape
 from manege.report.history import History, place_of
 from manege.report.page import Page, Section, paragraph
-from manege.report.run import Run, mixture_metric
+from manege.report.run import Run, mixture_metric, part_of
 
 MOST_BIRTHS = 3000
 
@@ -82,7 +82,7 @@ def torus(run: Run, page: Page) -> Section | None:
     }
     used = {place: str(kind) for place, kind in losses.items()}
     if not used:
-        kind = str((run.config.get("training") or {}).get("loss", "the same"))
+        kind = str(part_of(run.config, "training").get("loss", "the same"))
         used = dict.fromkeys(lasts, kind)
     drawing = maps.kinds(
         "Loss in use", "of the generator, in the last round", shape, used, width=width

@@ -8,6 +8,7 @@ import time
 from manege.progress import duration
 from manege.report.drawing import escape
 from manege.report.history import History
+from manege.report.records import number
 from manege.report.run import Run
 
 STATES = {
@@ -77,11 +78,11 @@ def _form(run: Run) -> str:
 
 def length(run: Run) -> str:
     """How long the run is meant to be."""
-    rounds, budget = run.config.get("rounds"), run.config.get("budget_s")
+    rounds, budget = run.config.get("rounds"), number(run.config.get("budget_s"))
     parts = [f"{rounds} rounds"] if rounds else []
     if budget:
         clock = "CPU time" if run.config.get("budget_clock") == "cpu" else "training"
-        parts.append(f"{duration(float(budget))} of {clock}")
+        parts.append(f"{duration(budget)} of {clock}")
     return " or ".join(parts) or "?"
 
 

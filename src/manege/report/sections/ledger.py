@@ -11,7 +11,7 @@ from manege.report.axes import told
 from manege.report.drawing import escape
 from manege.report.page import Page, Section, code, details, paragraph, table
 from manege.report.records import Cell
-from manege.report.run import Run
+from manege.report.run import Run, part_of
 from manege.report.sections.words import measure_name
 
 _LONGEST = 200_000
@@ -200,7 +200,7 @@ def reproduce(run: Run) -> Section:
     section = Section("again", "How to make it again")
     if run.command:
         section.add("<h3>The command</h3>", code(run.command[:_LONGEST]))
-    source = str((run.config.get("data") or {}).get("source", "DATA"))
+    source = str(part_of(run.config, "data").get("source", "DATA"))
     again = shlex.join(
         ["manege", "train", source, "--config", str(run.path / "config.yaml"), "--out", "again"]
     )
