@@ -60,7 +60,7 @@ from manege.config.schema import (
     partition,
 )
 from manege.config.seeds import stream
-from manege.config.sources import amended, resolve, resolve_both, to_yaml
+from manege.config.sources import amended, resolve, resolve_both, stored, to_yaml
 
 __all__ = [
     "ALL",
@@ -119,6 +119,7 @@ __all__ = [
     "resolve",
     "resolve_both",
     "shown",
+    "stored",
     "stream",
     "to_yaml",
 ]

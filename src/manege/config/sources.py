@@ -154,6 +154,16 @@ def amended(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     return _validate(tree, [], where="configuration")
 
 
+def stored(path: Path) -> RunConfig:
+    """The configuration that a run keeps, which is whole: no preset has a say in it.
+
+    What it does not name did not exist when it was written, and has the schema's default.
+    """
+    tree = load_yaml(path)
+    defaults = _defaults(on_grid=tree.get("cellular") is not None)
+    return _validate(_merge(defaults, tree), [], where=str(path))
+
+
 def to_yaml(config: RunConfig) -> str:
     """The full configuration as YAML that `resolve(file=…)` turns into the same one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 import torch
 
-from manege.config import ALL, Method, RunConfig, partition, resolve
+from manege.config import ALL, Method, RunConfig, partition, stored
 from manege.errors import CheckpointError
 from manege.labels import LABEL, is_label, shown
 from manege.models import PictureShape, build_generator, named_tensors, with_label
@@ -228,7 +228,7 @@ def _shape(config: RunConfig) -> PictureShape:
 
 def run_config(rundir: RunDir) -> RunConfig:
     """The configuration a run was made with."""
-    return resolve(file=rundir.path / "config.yaml")
+    return stored(rundir.path / "config.yaml")
 
 
 def run_cells(rundir: RunDir) -> dict[str, dict[str, Any]]:

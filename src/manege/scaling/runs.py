@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from manege.config import RunConfig, resolve, to_yaml
+from manege.config import RunConfig, stored, to_yaml
 from manege.errors import (
     EXIT_FAILED_CELL,
     EXIT_FINE,
@@ -248,7 +248,7 @@ def _centre(run: Path, config: RunConfig) -> list[list[Any]] | None:
         return None
     rundir = RunDir.open(run)
     # The run's own configuration: the data have decided some of it.
-    identity = resolve(file=run / "config.yaml").identity()
+    identity = stored(run / "config.yaml").identity()
     found = rundir.load(rundir.cells()[0], identity=identity)
     assert found is not None, "a run that is finished has commits"
     names = ("generator 0", "discriminator 0", "centre moments")
