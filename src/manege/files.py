@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from manege.errors import ConfigError, MachineError
+
+_WRITTEN_BY = re.compile(r"\..+\.(\d+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
+"""The names of what `write_atomic` writes aside, with the number of the writing process."""
 
 _REMEDIES = {
     errno.ENOSPC: "free some space on that disk",
@@ -79,6 +83,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     leaves the old file as it was and nothing beside it.
     """
     path = Path(path)
+    # Whose it is stands in the name: `remove_abandoned` removes those of writers that have died.
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     write_aside(aside, data, blame=path)
     name_aside(aside, path)
@@ -161,3 +166,24 @@ def remove_asides(folder: Path) -> None:
     """The folder is free of files a killed writer left aside."""
     for aside in folder.glob(".*.tmp"):
         aside.unlink(missing_ok=True)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what `write_atomic` left aside, in the folder and below, in processes that died.
+
+    What a process writes that lives on this machine is left alone.
+    """
+    for aside in folder.rglob(".*.tmp"):
+        written = _WRITTEN_BY.fullmatch(aside.name)
+        if written is not None and not _lives(int(written[1])):
+            aside.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # Another user's.
+    return True

@@ -454,6 +454,25 @@ def test_a_run_whose_name_is_not_text_is_a_run_like_any_other(
         assert (again.code, "Traceback" in again.err) == (0, False), again.err
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("--rounds", "1"), "'3' has had 2 rounds, --rounds 1 asks for fewer"),
+        (("--budget", "0.001"), "--budget 0s asks for less; give a longer one"),
+    ],
+)
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_a_shorter_length_than_was_trained_is_refused_and_changes_nothing(
+    asked: tuple[str, ...], told: str, runtime: str, manege: Command, run: Path
+) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    done = manege("resume", "run", *asked, "--runtime", runtime)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert told in done.err
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert manege("resume", "run", "--rounds", "2").code == 0
+
+
 def test_two_classes_that_differ_only_in_case_train_side_by_side(tmp_path: Path) -> None:
     write_class(tmp_path / "pets" / "Cat", 20)
     write_class(tmp_path / "pets" / "cat", 20)

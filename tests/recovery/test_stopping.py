@@ -7,6 +7,7 @@ import torch again, and its bits must be those of the others all the same.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from manege.failpoints import VARIABLE
 from manege.rundir import RunDir
 from manege.sampler import run_config
 from tests.e2e.command import Done, run_here
@@ -283,6 +285,18 @@ def test_a_checkpoint_of_other_pictures_is_refused(tmp_path, reference):
     done = _run("resume", other, "--rounds", 60)
     assert (done.code, done.out) == (2, "")
     assert "class '3': its training pictures are not the ones" in done.err
+
+
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_a_death_before_the_sheet_of_training_pictures_costs_nothing(runtime, tmp_path, reference):
+    path = tmp_path / "run"
+    args = ("train", "digits", *TINY, "--rounds", 2, "--runtime", runtime, "--out", path)
+    code, _, err = _finish(_start(*args, env={**os.environ, VARIABLE: "real-sheet"}))
+    assert code == (-signal.SIGKILL if runtime == "inline" else 3), err
+    assert not (path / "samples" / "real.png").exists()
+    assert _run("resume", path).code == 0
+    sheets = [one / "samples" / "real.png" for one in (path, reference)]
+    assert sheets[0].read_bytes() == sheets[1].read_bytes()
 
 
 def test_nothing_but_the_run_is_left_behind(reference):

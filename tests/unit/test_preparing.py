@@ -14,6 +14,8 @@ from manege.config import RunConfig, resolve
 from manege.data import Split, open_dataset
 from manege.data.folder import FolderSource
 from manege.errors import ConfigError
+from manege.rundir import RunDir
+from manege.sampler import run_config
 from manege.trainer import Look, prepare_new, prepare_resume
 from manege.trainer.preparing import CPU_VARIABLES
 
@@ -197,3 +199,79 @@ def test_nothing_is_claimed_about_what_an_older_run_did_not_write_down(animals):
         assert resume(run) == []
     (run / "environment.json").unlink()
     assert resume(run) == []
+
+
+def test_the_sheet_of_training_pictures_comes_back(animals: Path) -> None:
+    run = begun(animals)
+    sheet = run / "samples" / "real.png"
+    before = sheet.read_bytes()
+    sheet.unlink()
+    resume(run)
+    assert sheet.read_bytes() == before
+
+
+def trained(run: Path, **cells: tuple[int, float]) -> None:
+    """Give the run commits of these cells: rounds, and seconds of training; the status lags."""
+    rundir = RunDir.open(run)
+    identity = run_config(rundir).identity()
+    for cell, (rounds, spent_s) in cells.items():
+        rundir.commit(
+            cell, identity=identity, round_=rounds, step=0, tensors={}, meta={"spent_s": spent_s}
+        )
+
+
+def length(run: Path, trainers: int = 1, **asked: int | str) -> tuple[int | None, float | None]:
+    """Rounds and seconds of a run that is to go on with what is asked."""
+    given = {"rounds": None, "budget_s": None, **asked}
+    config = prepare_resume(run, **given, look=LOOK, trainers=trainers).config
+    return config.rounds, config.budget_s
+
+
+def test_fewer_rounds_than_were_trained_are_refused(animals: Path) -> None:
+    run = begun(animals)
+    trained(run, cat=(5, 1.0), dog=(3, 1.0))
+    with pytest.raises(ConfigError) as refused:
+        length(run, rounds=4)
+    told = "run: 'cat' has had 5 rounds, --rounds 4 asks for fewer; give 5 or more, or leave it out"
+    assert str(refused.value).endswith(told)
+    assert length(run, rounds=5) == (5, None)
+    assert length(run) == (1, None)
+
+
+def test_less_time_than_was_trained_is_refused(animals: Path) -> None:
+    run = begun(animals)
+    trained(run, cat=(5, 1500.0), dog=(3, 1090.0))
+    with pytest.raises(ConfigError) as refused:
+        length(run, budget_s="3m")
+    told = (
+        "run: trained for 43m10s, --budget 3m00s asks for less; give a longer one, or leave it out"
+    )
+    assert str(refused.value).endswith(told)
+    assert length(run, budget_s="44m") == (None, 44 * 60)
+
+
+def test_time_is_that_of_each_of_the_trainers_that_a_run_may_have(animals: Path) -> None:
+    run = begun(animals)
+    trained(run, cat=(5, 1500.0), dog=(3, 1100.0))
+    with pytest.raises(ConfigError, match="trained for 25m00s"):
+        length(run, 2, budget_s="24m")  # No class can have had less wall time than it trained.
+    assert length(run, 2, budget_s="26m") == (None, 26 * 60)
+    trained(run, fox=(5, 1500.0), owl=(5, 1500.0))
+    with pytest.raises(ConfigError, match="trained for 46m40s"):
+        length(run, 2, budget_s="46m")
+
+
+def test_a_budget_that_was_used_up_may_be_asked_for_again(animals: Path) -> None:
+    """The last step of each class goes a little beyond it."""
+    run = begun(animals, "rounds=null", "budget_s=60")
+    trained(run, cat=(5, 30.2), dog=(3, 30.1))
+    assert length(run, budget_s="1m") == (None, 60)
+    with pytest.raises(ConfigError, match="trained for 1m00s, --budget 59s asks for less"):
+        length(run, budget_s="59s")
+
+
+def test_computing_time_is_that_of_all_trainers(animals: Path) -> None:
+    run = begun(animals, "rounds=null", "budget_s=90", "budget_clock=cpu")
+    trained(run, cat=(5, 30.0), dog=(3, 30.0))
+    with pytest.raises(ConfigError, match="trained for 1m00s"):
+        length(run, 2, budget_s="40s")

@@ -109,7 +109,8 @@ def go_on(path: Path, rounds: int | None, budget: str | None, how: How) -> Done:
 
     with _shown(how) as (watcher, stop):
         if _chosen(how.runtime) is not Runtime.INLINE:
-            return _on_processes(old_run(path, rounds, budget), how, watcher, stop)
+            request = old_run(path, rounds, budget, _most_trainers(how))
+            return _on_processes(request, how, watcher, stop)
         from manege import api
 
         done = api.continue_run(
@@ -162,6 +163,14 @@ def worker_count(workers: str) -> int | None:
     if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
         raise ConfigError(f"--workers {workers}: expected a number from 1, or auto")
     return int(workers)
+
+
+def _most_trainers(how: How) -> int:
+    """Return how many trainers there can be at the same time."""
+    from manege import machine
+
+    most = job.world().size - 1 if _chosen(how.runtime) is Runtime.MPI else machine.cores()
+    return worker_count(how.workers) or most
 
 
 def _chosen(runtime: Runtime | None) -> Runtime:

@@ -21,6 +21,7 @@ from manege.files import (
     make_folder,
     name_aside,
     read_capped,
+    remove_abandoned,
     remove_asides,
     write_aside,
     write_atomic,
@@ -34,8 +35,8 @@ from manege.rundir.tensors import Array
 
 STATES = ("running", "stopped", "finished", "failed")
 _CAP_BYTES = 1 << 24
-# How names of loose files aside for adoption end: a start may remove those, and those alone, since
-# commands that do not hold the lock write loose files too.
+# How names of loose files aside for adoption end: a start may remove those, whoever wrote them. Of
+# other loose files only those of dead writers, since commands that do not hold the lock write too.
 _FOR_ADOPTION = ".adopt.tmp"
 
 
@@ -322,6 +323,7 @@ class RunDir:
             remove_asides(folder)
         for aside in self.path.rglob(f".*{_FOR_ADOPTION}"):
             aside.unlink(missing_ok=True)
+        remove_abandoned(self.path)
 
     def _inside(self, relative: str) -> Path:
         parts = Path(relative)

@@ -83,9 +83,17 @@ def new_run(
     }
 
 
-def old_run(path: Path, rounds: int | None, budget_s: float | str | None) -> dict[str, Any]:
-    """What to ask to go on with a run."""
-    return {"new": False, "out": str(path), "rounds": rounds, "budget_s": budget_s}
+def old_run(
+    path: Path, rounds: int | None, budget_s: float | str | None, trainers: int
+) -> dict[str, Any]:
+    """What to ask to go on with a run, on so many trainers at most."""
+    return {
+        "new": False,
+        "out": str(path),
+        "rounds": rounds,
+        "budget_s": budget_s,
+        "trainers": trainers,
+    }
 
 
 def carry_out(request: Mapping[str, Any], carrier: Carrier, manner: Manner) -> Finished:

@@ -28,6 +28,7 @@ from manege.config import (
 )
 from manege.data import KNOWN, Dataset, Split, open_dataset, set_of
 from manege.errors import ConfigError, DataError, ManegeError
+from manege.failpoints import failpoint
 from manege.files import below, user_path
 from manege.labels import namesakes
 from manege.metrics import (
@@ -40,6 +41,7 @@ from manege.metrics import (
     scored_data,
     space_for,
 )
+from manege.progress import duration
 from manege.rundir import RunDir, cell_folder
 from manege.sampler import run_config, run_data
 from manege.trainer.binding import check_space
@@ -54,6 +56,7 @@ _HELD_OUT_DIGEST = "held_out_sha256"
 _DIGESTS = {Split.TRAIN: "train_sha256", Split.HELD_OUT: _HELD_OUT_DIGEST}
 """What the digests of a class's parts are called in data.json."""
 
+_REAL_SHEET = "samples/real.png"
 _COLUMNS = 8
 _REAL_POINTS = 2_000
 
@@ -132,7 +135,8 @@ def prepare_new(
         )
     if space is not None:
         save_space(space, rundir.path / "scorer")
-    rundir.write_bytes("samples/real.png", real_sheet(config, dataset))
+    failpoint("real-sheet")
+    rundir.write_bytes(_REAL_SHEET, real_sheet(config, dataset))
     return Prepared(rundir, config, dataset)
 
 
@@ -189,22 +193,39 @@ def _first(dataset: Dataset, label: str) -> np.ndarray:
 
 
 def prepare_resume(
-    path: Path, *, rounds: int | None, budget_s: float | str | None, look: Look
+    path: Path,
+    *,
+    rounds: int | None,
+    budget_s: float | str | None,
+    look: Look,
+    trainers: int = 1,
 ) -> Prepared:
     """A run that is there already, with a new length if one is given.
 
     The configuration is the one to go on with; whoever starts the run writes it down.
+
+    Args:
+        path: of the run.
+        rounds: a new total.
+        budget_s: a new total of time.
+        look: speaks while preparing.
+        trainers: how many there may be at the same time, each of which has the time.
     """
     rundir = RunDir.open(path)
     config = run_config(rundir)
     if rounds is not None or budget_s is not None:
+        before = config
         config = amended(config, {"rounds": rounds, "budget_s": budget_s})
+        _check_rounds(rundir, config)
+        _check_budget(rundir, before, config, trainers)
     device.place(config.device, 0, device.gpus_for(config.device))
     dataset = open_dataset(config.data)
     digests = _decode(config, dataset, look)
     _check_same_data(rundir, _data_record(dataset, digests))
     _prepare_scorer(rundir, config, dataset, look)
     _warn_of_other_bits(rundir, look)
+    if not (rundir.path / _REAL_SHEET).exists():
+        rundir.write_bytes(_REAL_SHEET, real_sheet(config, dataset))
     return Prepared(rundir, config, dataset)
 
 
@@ -218,6 +239,40 @@ def _warn_of_other_bits(rundir: RunDir, look: Look) -> None:
         look.say(
             f"warning: {rundir.path} began with {told}: it may end in other bits than without the "
             "interruption; for the same bits go on as it began"
+        )
+
+
+def _check_rounds(rundir: RunDir, config: RunConfig) -> None:
+    """Raise ConfigError when a cell has had more rounds than the run is to have."""
+    # By the commits: the status of a run that was killed lags behind them.
+    had = {cell: rundir.commits(cell)[0].round_ for cell in rundir.cells()}
+    if not had or config.rounds is None:
+        return
+    cell = max(had, key=lambda one: had[one])
+    if had[cell] > config.rounds:
+        raise ConfigError(
+            f"{rundir.path}: {cell!r} has had {had[cell]} rounds, --rounds {config.rounds} asks "
+            f"for fewer; give {had[cell]} or more, or leave it out"
+        )
+
+
+def _check_budget(rundir: RunDir, before: RunConfig, config: RunConfig, trainers: int) -> None:
+    """Raise ConfigError when the run has been trained for longer than it is to be."""
+    # What was asked for before may be asked for again: a last step goes a little beyond it.
+    if config.budget_s is None or config.budget_s >= (before.budget_s or float("inf")):
+        return
+    spent_s = [
+        float(found.meta["spent_s"])
+        for cell in rundir.cells()
+        if (found := rundir.load(cell, identity=config.identity())) is not None
+    ]
+    # Every trainer has its own wall time, but no cell can have had less than it was trained for.
+    each = trainers if config.budget_clock == "wall" else 1
+    trained_s = max(sum(spent_s) / each, *spent_s, 0.0)
+    if trained_s > config.budget_s:
+        raise ConfigError(
+            f"{rundir.path}: trained for {duration(trained_s)}, --budget "
+            f"{duration(config.budget_s)} asks for less; give a longer one, or leave it out"
         )
 
 

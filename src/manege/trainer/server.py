@@ -204,6 +204,7 @@ class _Server:
                 rounds=message["rounds"],
                 budget_s=message["budget_s"],
                 look=look,
+                trainers=int(message["trainers"]),
             )
         return {
             "is": "prepared",

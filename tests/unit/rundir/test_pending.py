@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from manege.errors import CheckpointError, MachineError
+from manege.files import write_atomic
 from manege.rundir import COMMIT_POINTS, Commit, Pending, RunDir, checkpoints
 
 IDENTITY = "run-a"
@@ -104,11 +106,15 @@ def test_a_start_removes_pending_checkpoints_and_files_and_nothing_else(cell):
     cell.commit(1)
     run = RunDir.open(cell.path)
     others = type(cell)(cell.path, "digit-8")
-    # Commands that do not hold the lock may be writing this one.
-    anothers = cell.path / "samples" / "a" / ".seed-1.png.99999.abcd.tmp"
+    # Commands that do not hold the lock may be writing these: one lives, of the other nobody knows.
+    anothers = [
+        cell.path / "samples" / "a" / f".seed-1.png.{os.getpid()}.0123abcd.tmp",
+        cell.path / "samples" / "a" / ".seed-2.png.tmp",
+    ]
     asides = [write(one, 2)["aside"] for one in (cell, others)]
     picture = run.write_file_aside("samples/a/1.png", b"png", "1.1")
-    anothers.touch()
+    for one in anothers:
+        one.touch()
     before = {path for path in cell.path.rglob("*") if path.is_file()}
     with run.start():
         after = {path for path in cell.path.rglob("*") if path.is_file()}
@@ -118,6 +124,28 @@ def test_a_start_removes_pending_checkpoints_and_files_and_nothing_else(cell):
     }
     assert cell.loaded() == (1, ())
     assert others.loaded() == (None, ())
+
+
+@pytest.mark.parametrize("place", ["samples/real.png", "evaluations/deep/1.json", "report.html"])
+def test_a_start_removes_what_a_writer_killed_in_the_middle_left(cell, place):
+    path = cell.path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        # The kernel kills it when the file has ten bytes.
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+        try:
+            write_atomic(path, bytes(100))
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGXFSZ
+    (left,) = path.parent.glob(f".{path.name}.*.tmp")
+    assert left.stat().st_size == 10
+    with RunDir.open(cell.path).start():
+        assert not left.exists()
+    assert not path.exists()
 
 
 def truncate(aside: Path) -> None:
