@@ -430,7 +430,7 @@ OPTIONS = [
     Case(
         "an unknown preset",
         "train digits --preset papr",
-        ("preset: found 'papr'", "one of modern, paper, paper-dc", "did you mean paper?"),
+        ("preset: found 'papr'", "one of modern, modern-pixels, paper", "did you mean paper?"),
     ),
     Case(
         "an unknown method",
@@ -440,7 +440,7 @@ OPTIONS = [
     Case(
         "unknown networks",
         "train digits --networks dcgen",
-        ("networks.kind: found 'dcgen'", "dcgan, resnet, mlp", "did you mean dcgan?"),
+        ("networks.kind: found 'dcgen'", "dcgan, resnet, pyramid, mlp", "did you mean dcgan?"),
     ),
     Case(
         "an unknown loss",
@@ -660,7 +660,7 @@ FILES = [
     Case(
         "a preset that is a list",
         "train digits --config c.yaml",
-        ("c.yaml", "preset: found ['paper']", "one of modern, paper, paper-dc"),
+        ("c.yaml", "preset: found ['paper']", "one of modern, modern-pixels, paper"),
         prepare=text("c.yaml", "preset: [paper]\n"),
     ),
     Case(

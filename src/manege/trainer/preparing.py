@@ -112,7 +112,8 @@ def prepare_new(
     if out is not None:
         RunDir.check_free(out)
     dataset = open_dataset(config.data)
-    config = _settled(_fitting(config, on_pixels, dataset, look), dataset)
+    config, instead = _fitting(config, on_pixels, dataset)
+    config = _settled(config, dataset)
     _check_folders(config, dataset)
     digests = _decode(config, dataset, look)
     space = _space_of(config, dataset, look)
@@ -125,6 +126,8 @@ def prepare_new(
         data=_data_record(dataset, digests),
     )
     look.say(f"run directory: {rundir.path}")
+    if instead is not None:
+        look.say(instead)
     networks = config.networks
     mixed = isinstance(networks, DcganNetworks) and networks.discriminator_batchnorm
     if mixed and dataset.size <= _LARGEST_1X1:
@@ -141,22 +144,21 @@ def prepare_new(
 
 
 def _fitting(
-    config: RunConfig, on_pixels: RunConfig | None, dataset: Dataset, look: Look
-) -> RunConfig:
-    """The configuration, or the one on pixels where there are no features or pictures are grey."""
+    config: RunConfig, on_pixels: RunConfig | None, dataset: Dataset
+) -> tuple[RunConfig, str | None]:
+    """The configuration, or the one on pixels with the reason: no weights, or grey pictures."""
     if not isinstance(config.critic, FeatureCritic):
-        return config
+        return config, None
     if on_pixels is not None and dataset.channels == 1:
-        look.say(f"grey pictures: discriminators see pixels (preset {on_pixels.preset})")
-        return on_pixels
+        return on_pixels, f"grey pictures: discriminators see pixels (preset {on_pixels.preset})"
     try:
         feature_weights(config.feature_weights)
     except ManegeError as error:
         if on_pixels is None or config.feature_weights is not None:
             raise ConfigError(f"critic features: {error}") from None
-        look.say(f"warning: {error}; discriminators see pixels instead (preset {on_pixels.preset})")
-        return on_pixels
-    return config
+        instead = f"discriminators see pixels instead (preset {on_pixels.preset})"
+        return on_pixels, f"warning: {error}; {instead}"
+    return config, None
 
 
 def _check_folders(config: RunConfig, dataset: Dataset) -> None:

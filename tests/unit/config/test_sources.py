@@ -150,7 +150,7 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
         ("seed=-1", "seed: found -1"),
         ("device=gpu", "device: found 'gpu', expected auto, cpu, cuda or cuda:N"),
         ("rounds=null", "rounds and budget_s are both null"),
-        ("preset=papr", "preset: found 'papr', expected one of modern, paper, paper-dc, "),
+        ("preset=papr", "preset: found 'papr', expected one of modern, modern-pixels, paper, "),
         ("batch", "--set 'batch': expected key=value"),
         ("a=[", "--set 'a=[': line 1: not usable YAML"),
     ],
