@@ -9,6 +9,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 from manege import device, pictures
 from manege.config import DcganNetworks, Method, RunConfig, amended, stream, to_yaml
 from manege.data import KNOWN, Dataset, Split, open_dataset, set_of
-from manege.errors import ConfigError
+from manege.errors import CheckpointError, ConfigError
 from manege.failpoints import failpoint
 from manege.files import user_path
 from manege.metrics import (
@@ -152,8 +153,9 @@ def prepare_resume(
     if rounds is not None or budget_s is not None:
         before = config
         config = amended(config, {"rounds": rounds, "budget_s": budget_s})
-        _check_rounds(rundir, config)
-        _check_budget(rundir, before, config, trainers)
+        with suppress(CheckpointError):  # Damage is told of when the cells are opened.
+            _check_rounds(rundir, config)
+            _check_budget(rundir, before, config, trainers)
     device.place(config.device, 0, device.gpus_for(config.device))
     dataset = open_dataset(config.data)
     digests = _decode(config, dataset, look)
