@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests.tiny import shared_cache
+
+# On a busy machine an example takes long: its time says nothing about manege.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # Read before any test hides the variable.
 _REAL = os.environ.get("MANEGE_DATA")

@@ -94,26 +94,33 @@ def test_a_set_against_itself_is_as_good_as_can_be(itself, parts):
 
 def test_noise_is_far_worse(itself, worthless, parts):
     good, bad = named(itself), named(worthless)
-    assert bad["kid"].low > max(1, 10 * good["kid"].high)
-    assert bad["fd"].low > 10
-    for name in ("recall", "density", "coverage"):
-        assert bad[name].value < 0.5 < bad[name].floor.value
+    # What holds of any network that was trained. With 14 seeds of its training, KID's lower end was
+    # 4.5 times the upper ends of real pictures and more, coverage at most 0.36.
+    assert bad["kid"].low > 2 * max(good["kid"].high, bad["kid"].floor.high)
+    assert bad["fd"].low > 10 > bad["fd"].floor.high
+    assert bad["coverage"].value < 0.5 < bad["coverage"].floor.value
+    assert bad["label-tvd"].low > 0.4
     assert bad["label-modes"].value < 3
     assert bad["nearest-held-out"].low > 0.2
-    assert bad["kid"].low > bad["kid"].floor.high
-    # To a classifier of three digits noise is some digit; untrained features are harder to fool.
-    held_out, _ = parts
-    plain = named(run(Contest(as_set(noise(53)), held_out, random_space(8, 1)), "prdc"))
-    assert plain["precision"].value == plain["density"].value == plain["coverage"].value == 0
+    # The other three say nothing of noise there: to a classifier of three digits it is some digit,
+    # and may lie where digits are dense (the same seeds: density 0.2 to 0.9, precision 0.6 to 1).
+    # Untrained features are harder to fool.
+    held_out, train = parts
+    contest = Contest(as_set(noise(53)), held_out, random_space(8, 1), other=train)
+    for name, score in named(run(contest, "prdc")).items():
+        assert score.value == 0, name
+        assert score.floor.value > 0.8, name
 
 
 def test_a_copy_of_the_training_pictures_is_found_out(parts, classifier):
     held_out, train = parts
-    contest = Contest(train, held_out, classifier, other=train)
-    found = run(contest, "nearest")
-    scores = named(found)
-    # As many training as held-out pictures are searched, so not every copy meets its original.
-    assert scores["nearer-to-train"].value > 0.5
+    # As many training as held-out pictures are searched: of no more than those, each copy meets its
+    # original. Pictures that are no copies would be nearer to training ones half of the time.
+    rows = slice(0, len(held_out) * 9, 9)
+    some = replace(train, pictures=train.pictures[rows], labels=train.labels[rows])
+    assert len(some) == len(held_out)
+    found = run(Contest(some, held_out, classifier, other=some), "nearest")
+    assert named(found)["nearer-to-train"].value > 0.9
     drawn, real = found.pairs
     assert drawn.shape == real.shape == (16, 8, 8, 1)
     np.testing.assert_array_equal(drawn, real)
@@ -228,7 +235,8 @@ def test_the_floor_is_what_real_pictures_get(parts, classifier):
     real, reference = classifier.features(train.pictures), classifier.features(held_out.pictures)
     assert found["kid"].floor == kid(real, reference)
     assert found["kid"].floor.value < 0.01 * found["kid"].value
-    assert found["precision"].floor.value > 0.8 > found["precision"].value
+    # Coverage: whether noise is precise is the network's whim.
+    assert found["coverage"].floor.value > 0.8 > 0.5 > found["coverage"].value
 
 
 def test_the_floor_is_of_as_many_real_pictures_as_were_generated(parts, classifier):
