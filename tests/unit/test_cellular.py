@@ -717,8 +717,9 @@ def _rounds(method: Cellular, rounds: int) -> Iterator[tuple[GridState, list, li
 @pytest.mark.parametrize("population", [1, 3])
 def test_strict_replacement_never_makes_a_cell_less_fit(arenas, population):
     replaced = Counter()
-    # A parent drawn by chance: its child is often less fit than who lives here.
-    method = _method(f"cellular.population={population}", "cellular.tournament=1")
+    # A parent drawn by chance, and steps that are far too large: children are often less fit.
+    rates = [f"training.optimiser.{kind}_lr=0.5" for kind in ("generator", "discriminator")]
+    method = _method(f"cellular.population={population}", "cellular.tournament=1", *rates)
     for state, *before, told in _rounds(method, 4):
         was = arenas[-1].fitness_of(*before)
         now = arenas[-1].fitness_of(state.generators, state.discriminators)
@@ -802,13 +803,22 @@ def test_mixture_weights_begin_anew_when_the_neighbourhood_changes():
     states = _states(method)
     assert method.groups() == (("0-0", "0-1", "1-0", "1-1"),)
     wanted = {1: 3, 3: 4, 4: 1, 5: 3}
+    before: dict[str, dict[str, float]] = {}
+    carried_on = []
     for cell, step in _march(method, states, 6):
         if step.grid is None:
             scorer.asked.clear()
+            before[cell] = dict(states[cell].weights)
             continue
         assert len(step.grid["mixture"]["weights"]) == wanted.get(step.round_, 3)
-        uneven = len(set(scorer.asked[0].tolist())) > 1
-        assert uneven == (step.round_ not in wanted), (cell, step.round_)
+        start = scorer.asked[0].tolist()
+        if step.round_ in wanted:
+            assert len(set(start)) == 1, (cell, step.round_)
+        else:
+            assert sorted(start) == sorted(before[cell].values())
+            carried_on.append(len(set(start)) > 1)
+    # Where nothing better was found, those of the round before are even, too.
+    assert any(carried_on)
 
 
 @pytest.mark.parametrize(("samples", "final"), [(100, 200), (137, 211), (1000, 960)])
@@ -1009,14 +1019,15 @@ def _same(one: dict, other: dict) -> bool:
 
 
 def test_a_grid_measures_its_centres_and_trains_as_if_it_did_not():
-    rate = "training.optimiser.generator_lr=0.05"
-    method, other = _method(rate), _method(rate, "stability.every_rounds=null")
+    # Parents drawn by chance, over six rounds: some of their children are surely less fit.
+    sets = ("training.optimiser.generator_lr=0.05", "cellular.tournament=1")
+    method, other = _method(*sets), _method(*sets, "stability.every_rounds=null")
     states, left_alone = _states(method), _states(other)
     told: dict[str, list] = {cell: [] for cell in states}
-    for cell, step in _march(method, states, 4):
+    for cell, step in _march(method, states, 6):
         if step.losses is not None:
             told[cell].append((step.grid["generator"]["replaced"], step.indices))
-    assert all(step.indices is None for _, step in _march(other, left_alone, 4))
+    assert all(step.indices is None for _, step in _march(other, left_alone, 6))
     for cell, state in states.items():
         bits = {name: one for name, one in _bits(state).items() if name != "trail"}
         assert bits == _bits(left_alone[cell])
