@@ -144,9 +144,10 @@ def test_real_pictures_are_beside_what_they_would_score_in_the_models_place(
         score = by_name(told_by(manege, evaluated))[name]
         floor = score["floor"]
         assert floor["low"] <= floor["value"] <= floor["high"]
-        # A model of two rounds is far from real pictures.
         assert abs(floor["value"] - (0 if name == "kid" else 1)) < 0.3
-        assert abs(score["value"] - floor["value"]) > 0.3
+        # A model of two rounds is far from real pictures. Its precision need not be: all it draws
+        # may look like one digit to the classifier.
+        assert name == "precision" or abs(score["value"] - floor["value"]) > 0.3
 
 
 def test_the_same_question_is_answered_from_what_the_run_has_kept(

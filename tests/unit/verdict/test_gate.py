@@ -86,9 +86,14 @@ def test_digits_are_not_mirrored(case: Case) -> None:
 
 
 def test_real_pictures_pass(case: Case, gate: Gate) -> None:
-    for label, pictures in zip(LABELS, case.test, strict=True):
-        reasons = gate.reasons(label, pictures)
-        assert (reasons == "").mean() >= 0.75
+    passed = [
+        gate.reasons(label, pictures) == ""
+        for label, pictures in zip(LABELS, case.test, strict=True)
+    ]
+    # About a tenth is lost to the two bounds. Of a dozen pictures that may be a third by chance, of
+    # all 36 hardly a quarter; and no class is shut out.
+    assert np.concatenate(passed).mean() >= 0.75
+    assert min(own.mean() for own in passed) >= 0.5
 
 
 def test_copies_and_pictures_of_other_classes_do_not(case: Case, gate: Gate) -> None:
