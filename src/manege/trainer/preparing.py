@@ -10,6 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from manege.config import (
     to_yaml,
 )
 from manege.data import KNOWN, Dataset, Split, open_dataset, set_of
-from manege.errors import ConfigError, DataError, ManegeError
+from manege.errors import CheckpointError, ConfigError, DataError, ManegeError
 from manege.failpoints import failpoint
 from manege.files import below, user_path
 from manege.labels import namesakes
@@ -218,8 +219,9 @@ def prepare_resume(
     if rounds is not None or budget_s is not None:
         before = config
         config = amended(config, {"rounds": rounds, "budget_s": budget_s})
-        _check_rounds(rundir, config)
-        _check_budget(rundir, before, config, trainers)
+        with suppress(CheckpointError):  # Damage is told of when the cells are opened.
+            _check_rounds(rundir, config)
+            _check_budget(rundir, before, config, trainers)
     device.place(config.device, 0, device.gpus_for(config.device))
     dataset = open_dataset(config.data)
     digests = _decode(config, dataset, look)
