@@ -45,7 +45,7 @@ class ClassScorer:
         drawn_ND = self.space.features(pictures_NSSC)
         if cell not in self._references:
             own = set_of(self._dataset, Split.TRAIN, MOST_REFERENCES, self._parts[cell])
-            self._references[cell] = self.space.features(own.pictures)
+            self._references[cell] = self.space.features_of(own)
         measure = frechet if self.config.metric is ScoreMetric.FD else kid
         return measure(drawn_ND, self._references[cell])
 

@@ -142,16 +142,16 @@ class StabilityGauge:
         held_out = set_of(self._dataset, Split.HELD_OUT, count, labels)
         trained = set_of(self._dataset, Split.TRAIN, MOST, labels)
         with device.threads(1):
-            trained_ND = self._space.features(trained.pictures)
+            trained_ND = self._space.features_of(trained)
             variance = float(moments(trained_ND).covariance_DD.trace())
             # As many as are drawn, however few are held out: in a small set a ball of k neighbours
             # holds so much that anything would cover it.
             reference = set_of(self._dataset, Split.TRAIN, count, labels)
             if len(held_out) < FEWEST or len(reference) < FEWEST_REFERENCES:
                 return _Real(variance, None)
-            reference_ND = self._space.features(reference.pictures)
+            reference_ND = self._space.features_of(reference)
             radius_N = balls(reference_ND, NEIGHBOURS)
-            held_out_ND = self._space.features(held_out.pictures)
+            held_out_ND = self._space.features_of(held_out)
             covered = coverage(held_out_ND, reference_ND, radius_N)
             return _Real(variance, _Balls(reference_ND, radius_N, len(held_out), covered))
 
