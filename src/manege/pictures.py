@@ -80,8 +80,9 @@ def cut_up(path: Path, side: int, gap: int = 1) -> Picture:
         raise DataError(f"{path}: cannot be read as a sheet of pictures ({error})") from None
     sheet = pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
     rows, columns = ((length - gap) // (side + gap) for length in sheet.shape[:2])
-    if min(rows, columns) < 1:
-        raise DataError(f"{path}: a sheet of {sheet.shape[:2]}, too small for pictures of {side}")
+    if min(rows, columns) < 1 or any((n - gap) % (side + gap) for n in sheet.shape[:2]):
+        height, width = sheet.shape[:2]
+        raise DataError(f"{path}: a sheet of {height}x{width} pixels, not of pictures of {side}")
     edges = sheet[gap : gap + rows * (side + gap), gap : gap + columns * (side + gap)]
     apart = edges.reshape(rows, side + gap, columns, side + gap, -1)[:, :side, :, :side]
     return np.ascontiguousarray(apart.swapaxes(1, 2)).reshape(-1, side, side, sheet.shape[2])

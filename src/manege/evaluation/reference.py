@@ -283,7 +283,7 @@ def _kept_classifier(judged: Judged, scored: Dataset) -> Space | None:
         return None
     for name in ("classifier", "scorer"):
         folder = judged.rundir.path / name
-        if not is_stored(folder) or kind_of(folder) != CLASSIFIER:
+        if not is_stored(folder) or (name == "scorer" and kind_of(folder) != CLASSIFIER):
             continue
         space = load_space(folder)
         if space.trained_on != training_digest(scored):

@@ -1,6 +1,6 @@
 """Whether a feature space can tell these data from what is plainly not like them.
 
-A score is worth what its space sees. So real pictures that training has not seen are held against
+A score is worth what its space sees. So real pictures that the space has not seen are held against
 pictures that everybody would call wrong: shuffled pixels, a strong blur, one picture repeated,
 uniform noise, what an untrained generator draws, and what the run's own generator drew in its first
 rounds. The last matter most: noise that training drew against such features fools a space that
@@ -25,7 +25,7 @@ from manege.data import PictureSet
 from manege.metrics.estimate import Estimate
 from manege.metrics.kid import kid
 from manege.metrics.neighbours import balls, coverage
-from manege.metrics.spaces import CLASSIFIER, LITE0, RANDOM, Space
+from manege.metrics.spaces import CLASSIFIER, LITE0, POINTS, RANDOM, Space
 
 RULE = 1
 """Change it whenever the rule or a control changes: what was found before is found anew."""
@@ -98,15 +98,18 @@ def check(
     Args:
         space: where to look.
         train: pictures that training sees; of many some are enough.
-        held_out: those that it does not; where they are few, training pictures are halved instead.
+        held_out: those that it does not.
         drawn: what generators drew that cannot draw yet, by a name.
         made: whether to look at shuffled pixels, a blur and so on too.
         fewest: real pictures on either side that it takes.
     """
-    reference, real = _thinned(train.pictures), _thinned(held_out.pictures)
-    if len(real) < fewest:
-        reference, real = train.pictures[0::2], train.pictures[1::2]
-        reference, real = _thinned(reference), _thinned(real)
+    reference, real = train.pictures, held_out.pictures
+    # A network that was not trained on these data has seen neither: then all stand for both, which
+    # tells more where few are held out.
+    if space.trained_on is None or len(real) < fewest:
+        every = np.concatenate([reference, real])
+        reference, real = every[0::2], every[1::2]
+    reference, real = _thinned(reference), _thinned(real)
     if min(len(reference), len(real)) < fewest:
         return None
     wrong = _made(real) if made else {}
@@ -123,7 +126,8 @@ def check(
 
     found = {name: look(pictures) for name, pictures in wrong.items()}
     own = look(real)
-    blind = tuple(name for name, one in found.items() if not _worse(one, own))
+    worse = _covers_less if space.kind == POINTS else _worse
+    blind = tuple(name for name, one in found.items() if not worse(one, own))
     return Check(space.name, own, found, blind)
 
 
@@ -131,6 +135,11 @@ def _worse(control: Control, real: Control) -> bool:
     """Whether a control is clearly worse than real pictures: further off, and covers less."""
     bound = real.kid.value + MARGIN * (real.kid.high - real.kid.value)
     return control.kid.low > bound and control.coverage.value < real.coverage.value
+
+
+def _covers_less(control: Control, real: Control) -> bool:
+    """The same of points: KID's kernel knows three moments of them, and grids are like noise."""
+    return control.coverage.high < real.coverage.low
 
 
 def _thinned(pictures_NSSC: np.ndarray) -> np.ndarray:
