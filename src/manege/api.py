@@ -124,8 +124,9 @@ def _options(given: Mapping[str, Any]) -> Options:
     for name in ("metrics", "classes"):
         if ready.get(name) is not None:
             ready[name] = tuple(ready[name])
-    if ready.get("inception_weights") is not None:
-        ready["inception_weights"] = Path(ready["inception_weights"])
+    for name in ("inception_weights", "feature_weights"):
+        if ready.get(name) is not None:
+            ready[name] = Path(ready[name])
     return Options(**ready)
 
 

@@ -64,6 +64,7 @@ class Comparison:
                 for name, row in self.stability.items()
             },
             "left_out": [one.left_out for one in self.evaluations],
+            "controls": [one.controls for one in self.evaluations],
             "evaluations": [str(one.file) if one.file else None for one in self.evaluations],
         }
 

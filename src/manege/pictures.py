@@ -67,6 +67,27 @@ def grid(pictures: Picture, columns: int | None = None, gap: int = 1) -> Picture
     return sheet
 
 
+def cut_up(path: Path, side: int, gap: int = 1) -> Picture:
+    """The pictures of a sheet that :func:`grid` and :func:`png_bytes` made, places left over too.
+
+    DataError when it is no sheet of pictures of that side.
+    """
+    scale = viewing_scale(side)
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            pixels = np.asarray(image)[::scale, ::scale]
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as a sheet of pictures ({error})") from None
+    sheet = pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
+    rows, columns = ((length - gap) // (side + gap) for length in sheet.shape[:2])
+    if min(rows, columns) < 1 or any((n - gap) % (side + gap) for n in sheet.shape[:2]):
+        height, width = sheet.shape[:2]
+        raise DataError(f"{path}: a sheet of {height}x{width} pixels, not of pictures of {side}")
+    edges = sheet[gap : gap + rows * (side + gap), gap : gap + columns * (side + gap)]
+    apart = edges.reshape(rows, side + gap, columns, side + gap, -1)[:, :side, :, :side]
+    return np.ascontiguousarray(apart.swapaxes(1, 2)).reshape(-1, side, side, sheet.shape[2])
+
+
 def is_points(pictures: Picture) -> bool:
     """Whether they are points in the plane: one pixel, whose two channels are x and y."""
     return pictures.shape[1:] == (1, 1, 2)

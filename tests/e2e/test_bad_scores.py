@@ -377,7 +377,7 @@ OPTIONS = [
         "evaluate run --metrics fd",
         (
             "--metrics fd: 53 reference pictures are too few",
-            "64 dimensions",
+            "128 dimensions",
             "kid",
             "--allow-few-samples",
         ),
@@ -492,22 +492,22 @@ FEATURES = [
     Case(
         "an unknown space",
         "evaluate run --features vgg",
-        ("--features vgg: expected auto, classifier, random", "the scorer/ folder of a run"),
+        ("--features vgg: expected auto, lite0, classifier, random", "the scorer/ folder of a run"),
     ),
     Case(
         "a file for a space that takes none",
         "evaluate run --features random=a.pkl",
-        ("--features random=a.pkl", "expected auto, classifier, random"),
+        ("--features random=a.pkl", "expected auto, lite0, classifier, random"),
     ),
     Case(
         "a classifier of unlabelled data",
         "evaluate mine --data real --features classifier",
-        ("--features classifier: real has no labels", "--features random"),
+        ("--features classifier: real has no labels", "--features lite0"),
     ),
     Case(
         "a classifier of one class",
         "evaluate mine --data one --features classifier",
-        ("--features classifier: one has one class", "--features random"),
+        ("--features classifier: one has one class", "--features lite0"),
         prepare=pictures("one/cat", 100),
     ),
     Case(
@@ -517,70 +517,70 @@ FEATURES = [
     ),
     Case(
         "a scorer of another dataset",
-        "evaluate mine --data animals --reference train --features run/scorer",
-        ("--features run/scorer: a scorer of another dataset", "it knows 0, 1, 2", "leave"),
+        "evaluate mine --data animals --reference train --features run/classifier",
+        ("--features run/classifier: a scorer of another dataset", "it knows 0, 1, 2", "leave"),
         prepare=animals,
     ),
     Case(
         "a scorer of labelled data for unlabelled",
-        "evaluate mine --data real --features run/scorer",
-        ("--features run/scorer: a scorer of another dataset", "it knows 0, 1, 2", "leave"),
+        "evaluate mine --data real --features run/classifier",
+        ("--features run/classifier: a scorer of another dataset", "it knows 0, 1, 2", "leave"),
     ),
     Case(
         "a scorer whose weights are cut",
-        "evaluate model --data digits --classes 3,7,8 --features run/scorer",
-        ("run/scorer/scorer.json: damaged", "SHA-256 of space.safetensors differs", "delete"),
-        prepare=edited("run/scorer/space.safetensors", half),
+        "evaluate model --data digits --classes 3,7,8 --features run/classifier",
+        ("run/classifier/scorer.json: damaged", "SHA-256 of space.safetensors differs", "delete"),
+        prepare=edited("run/classifier/space.safetensors", half),
     ),
     Case(
         "a run's own scorer with one bit flipped",
         "evaluate run",
-        ("run/scorer/scorer.json: damaged", "SHA-256", "delete the folder run/scorer"),
-        prepare=edited("run/scorer/space.safetensors", flipped),
+        ("run/classifier/scorer.json: damaged", "SHA-256", "delete the folder run/classifier"),
+        prepare=edited("run/classifier/space.safetensors", flipped),
     ),
     Case(
         "half a scorer.json",
         "evaluate run",
-        ("run/scorer/scorer.json: damaged", "delete the folder run/scorer"),
-        prepare=edited("run/scorer/scorer.json", half),
+        ("run/classifier/scorer.json: damaged", "delete the folder run/classifier"),
+        prepare=edited("run/classifier/scorer.json", half),
     ),
     Case(
         "a list for a scorer.json",
         "evaluate run",
-        ("run/scorer/scorer.json: damaged", "delete the folder run/scorer"),
-        prepare=text("run/scorer/scorer.json", "[]"),
+        ("run/classifier/scorer.json: damaged", "delete the folder run/classifier"),
+        prepare=text("run/classifier/scorer.json", "[]"),
     ),
     Case(
         "a scorer with a label too many",
         "evaluate run",
-        ("run/scorer/scorer.json: damaged", "delete the folder run/scorer"),
-        prepare=edited_json("run/scorer/scorer.json", lambda tree: tree["labels"].append("9")),
+        ("run/classifier/scorer.json: damaged", "delete the folder run/classifier"),
+        prepare=edited_json("run/classifier/scorer.json", lambda tree: tree["labels"].append("9")),
     ),
     Case(
         "a scorer of another size than it says",
         "evaluate run",
-        ("run/scorer", "8x8x1", "28x28x1"),
-        prepare=edited_json("run/scorer/scorer.json", lambda tree: tree.update(size=28)),
+        ("run/classifier", "8x8x1", "28x28x1"),
+        prepare=edited_json("run/classifier/scorer.json", lambda tree: tree.update(size=28)),
     ),
     Case(
         "a scorer of another kind than it says",
         "evaluate run --seed 1",
-        ("run/scorer/scorer.json: damaged", "delete the folder run/scorer"),
-        prepare=edited_json("run/scorer/scorer.json", lambda tree: tree.update(kind="points")),
+        ("run/classifier/scorer.json: damaged", "delete the folder run/classifier"),
+        prepare=edited_json("run/classifier/scorer.json", lambda tree: tree.update(kind="points")),
     ),
     Case(
         "a scorer with words for its accuracy",
         "evaluate run --seed 1",
-        ("run/scorer/scorer.json: damaged", "delete the folder run/scorer"),
+        ("run/classifier/scorer.json: damaged", "delete the folder run/classifier"),
         prepare=edited_json(
-            "run/scorer/scorer.json", lambda tree: tree["accuracy"].update(value="high")
+            "run/classifier/scorer.json", lambda tree: tree["accuracy"].update(value="high")
         ),
     ),
     Case(
         "a scorer of another format",
         "evaluate run",
-        ("run/scorer/scorer.json: scorer format 99, this manege reads 1",),
-        prepare=edited_json("run/scorer/scorer.json", lambda tree: tree.update(format=99)),
+        ("run/classifier/scorer.json: scorer format 99, this manege reads 1",),
+        prepare=edited_json("run/classifier/scorer.json", lambda tree: tree.update(format=99)),
     ),
     Case(
         "Lipizzaner's classifier from nowhere",
@@ -797,10 +797,23 @@ TRAINING = [
         ("score.samples: found 1", "greater than or equal to 8"),
     ),
     Case(
-        "resuming with a scorer cut short",
+        "resuming with other weights than the run was scored with",
         "resume scored --rounds 3",
-        ("scored/scorer/scorer.json: damaged", "delete the folder scored/scorer"),
-        prepare=edited("scored/scorer/space.safetensors", half),
+        ("scored/scorer/scorer.json: found weights that make lite0-64-128-", "give back that file"),
+        prepare=edited_json("scored/scorer/scorer.json", lambda tree: tree.update(sha256="0" * 64)),
+    ),
+    Case(
+        "resuming with weights that are none",
+        "resume scored --rounds 3",
+        ("MANEGE_FEATURE_WEIGHTS=a.pth", "not the weights of EfficientNet-Lite0", "expected"),
+        prepare=text("a.pth", "no weights"),
+        env={"MANEGE_FEATURE_WEIGHTS": "a.pth"},
+    ),
+    Case(
+        "a space whose weights are not there",
+        "evaluate run --features lite0",
+        ("MANEGE_FEATURE_WEIGHTS=gone.pth: cannot be read", "expected efficientnet-lite0"),
+        env={"MANEGE_FEATURE_WEIGHTS": "gone.pth"},
     ),
     Case(
         "resuming with half a scorer.json",
@@ -811,7 +824,7 @@ TRAINING = [
     Case(
         "resuming with another's scorer",
         "resume scored --rounds 3",
-        ("scored with the feature network classifier-", "scorer/ holds random-", "put the old one"),
+        ("scored with the feature network lite0-", "scorer/ holds random-", "put the old one"),
         prepare=lambda here: (
             shutil.rmtree(here / "scored" / "scorer"),
             shutil.copytree(here / "random", here / "scored" / "scorer"),
@@ -896,7 +909,7 @@ def test_a_resume_refused_for_its_scorer_says_why_and_can_be_mended(
 ) -> None:
     run = Path(shutil.copytree(scored, tmp_path / "run"))
     if damage == "cut":
-        edited("run/scorer/space.safetensors", half)(tmp_path)
+        edited("run/scorer/scorer.json", half)(tmp_path)
     else:
         shutil.copytree(random_scorer, run / "scorer", dirs_exist_ok=True)
     assert_refused(manege("resume", "run", "--rounds", "3"), ("scorer",))
@@ -917,15 +930,15 @@ def test_a_damaged_evaluation_can_be_mended_as_it_says(
     assert json.loads(kept.read_text())["scores"] == whole["scores"]
 
 
-def test_a_damaged_scorer_can_be_mended_as_it_says(
+def test_a_damaged_classifier_can_be_mended_as_it_says(
     manege: Command, evaluated: Path, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(evaluated, tmp_path / "run"))
-    edited("run/scorer/space.safetensors", half)(tmp_path)
+    edited("run/classifier/space.safetensors", half)(tmp_path)
     assert manege("evaluate", "run").code == 2
-    shutil.rmtree(run / "scorer")
+    shutil.rmtree(run / "classifier")
     assert manege("evaluate", "run", "--seed", "1").code == 0
-    assert files(run / "scorer") == files(evaluated / "scorer")
+    assert files(run / "classifier") == files(evaluated / "classifier")
 
 
 def test_data_that_are_gone_are_named(manege: Command, tmp_path: Path) -> None:

@@ -77,9 +77,9 @@ def test_a_wrong_file_is_named_with_what_was_expected(manege: Command, tmp_path,
     ("options", "says"),
     [
         ("--inception-weights a.pth", "--inception-weights a.pth: only --features inception"),
-        ("--features inception=a.pth", "--features inception=a.pth: expected auto, classifier"),
-        ("--metrics is", "--metrics is: needs --features inception"),
-        ("--metrics is --features inception-clean", "--metrics is: needs --features inception"),
+        ("--features inception=a.pth", "--features inception=a.pth: expected auto, lite0"),
+        ("--metrics is --features random", "--metrics is: needs --features lite0 or inception"),
+        ("--metrics is --features inception-clean", "--metrics is: needs --features lite0 or"),
     ],
 )
 def test_options_that_do_not_go_together(manege: Command, tmp_path, options, says):
@@ -112,7 +112,7 @@ def test_fid_of_few_pictures_must_be_allowed_and_is_marked(
     write_class(tmp_path / "real", 9)
     options = ("--channels", "3", "--metrics", "fd,kid", "--inception-weights", installed)
     line = refusal(manege("evaluate", "mine", *REAL, *options))
-    assert "--metrics fd: 9 reference pictures are too few for FID and IS" in line
+    assert "--metrics fd: 9 reference pictures are too few for FID, which takes" in line
     done = manege("evaluate", "mine", *REAL, *options, "--allow-few-samples", "--json")
     assert done.code == 0, done.err
     scores = {score["name"]: score for score in done.json["scores"]}

@@ -83,14 +83,14 @@ def test_a_run_is_judged_by_the_pictures_its_training_held_out(
 ) -> None:
     done = manege("evaluate", "run")
     assert (done.code, done.err) == (0, "")
-    first, features, heading, *rows = done.out.splitlines()
+    first, features, labels, heading, *rows = done.out.splitlines()
     assert first == f"run (1,000 pictures, seed 0) against digits, held-out ({HELD_OUT} pictures)"
+    assert re.fullmatch(r"features: lite0-64-128-[0-9a-f]{8}, 128 dimensions", features)
     assert re.fullmatch(
-        r"features: classifier-[0-9a-f]{8}, \d+ dimensions, right on [\d.]+% of held-out pictures",
-        features,
+        r"labels by classifier-[0-9a-f]{8}, right on [\d.]+% of held-out pictures", labels
     )
     assert re.split(r"\s{2,}", heading.strip()) == ["value", "95 % interval", "real pictures"]
-    [kid] = [row for row in rows if row.startswith("  kid@classifier-")]
+    [kid] = [row for row in rows if row.startswith("  kid@lite0-64-128-")]
     number = r"-?[\d.e-]+"
     assert re.fullmatch(rf"  kid@\S+ +{number} +{number} to {number} +{number}", kid)
     assert any(
@@ -109,10 +109,13 @@ def test_one_object_tells_all_that_the_numbers_depend_on(manege: Command, evalua
     assert (reference["pictures"], reference["classes"]) == (HELD_OUT, ["3", "7", "8"])
     assert "10 %" in reference["rule"]
     assert re.fullmatch("[0-9a-f]{64}", reference["digest"])
-    weights = (evaluated / "scorer" / "space.safetensors").read_bytes()
-    assert space["sha256"] == hashlib.sha256(weights).hexdigest()
-    assert space["name"] == f"classifier-{space['sha256'][:8]}"
-    assert 0.9 < space["accuracy"]["low"] <= space["accuracy"]["value"] <= 1
+    assert space["name"] == f"lite0-64-128-{space['sha256'][:8]}"
+    assert re.fullmatch("[0-9a-f]{64}", space["source"]["weights_sha256"])
+    labeller = told["protocol"]["labeller"]
+    weights = (evaluated / "classifier" / "space.safetensors").read_bytes()
+    assert labeller["sha256"] == hashlib.sha256(weights).hexdigest()
+    assert labeller["name"] == f"classifier-{labeller['sha256'][:8]}"
+    assert 0.9 < labeller["accuracy"]["low"] <= labeller["accuracy"]["value"] <= 1
     assert told["protocol"]["seed"] == 0
     assert told["file"] in [str(path) for path in (evaluated / "evaluations").iterdir()]
 
@@ -124,10 +127,10 @@ def test_every_score_carries_its_interval_and_its_recipe(manege: Command, evalua
         *("label-entropy", "label-tvd", "label-modes", "agreement"),
         *("nearest-held-out", "nearest-train", "nearer-to-train"),
     }
-    space = told["protocol"]["space"]["name"]
+    space, labeller = (told["protocol"][key]["name"] for key in ("space", "labeller"))
     for score in told["scores"]:
         assert score["low"] <= score["value"] <= score["high"]
-        assert score["space"] in (space, "pixels")
+        assert score["space"] in (space, labeller, "pixels")
         assert score["full_name"] == f"{score['name']}@{score['space']}"
         assert 0 < score["generated"] <= 1000
         assert 0 < score["reference"] <= HELD_OUT
@@ -183,10 +186,11 @@ def test_a_run_keeps_its_scorer_and_the_pictures_nearest_to_training_ones(evalua
     }
     text = read_text(evaluated / "evaluations" / f"{kept.stem}-nearest.png")
     assert text["evaluation"] == kept.stem
-    assert {path.name for path in (evaluated / "scorer").iterdir()} == {
+    assert {path.name for path in (evaluated / "classifier").iterdir()} == {
         "scorer.json",
         "space.safetensors",
     }
+    assert {path.name for path in (evaluated / "scorer").iterdir()} == {"controls.json"}
 
 
 def test_a_run_that_was_moved_has_its_evaluations_still(
@@ -261,7 +265,7 @@ def test_a_folder_of_pictures_is_something_to_compare_with(
     reference = told["protocol"]["reference"]
     assert (reference["name"], reference["split"]) == ("photos", "all")
     assert (reference["pictures"], reference["rule"]) == (20, None)
-    assert told["protocol"]["space"]["kind"] == "random"
+    assert told["protocol"]["space"]["kind"] == "lite0"
     assert by_name(told).keys() == {"kid", "precision", "recall", "density", "coverage"}
     assert told["left_out"].keys() == {"fd", "labels", "nearest"}
 
@@ -303,7 +307,7 @@ def test_per_class_tells_each_class_s_distance(manege: Command, drawn: Path) -> 
         assert rows[label]["generated"] == labels.count(label)
         assert rows[label]["floor"]["value"] < rows[label]["value"]
     table = manege("evaluate", drawn / "classes", *DIGITS, "--per-class").out
-    assert re.search(r"^  kid@classifier-\w+ \[7\] ", table, re.MULTILINE)
+    assert re.search(r"^  kid@lite0-64-128-\w+ \[7\] ", table, re.MULTILINE)
 
 
 def test_a_model_draws_more_of_a_class_it_drew_few_of(manege: Command, drawn: Path) -> None:
@@ -331,18 +335,20 @@ def test_only_what_was_asked_for_is_computed(manege: Command, drawn: Path) -> No
 def test_another_space_is_another_name(manege: Command, drawn: Path) -> None:
     own = by_name(told_by(manege, drawn / "classes", *DIGITS, *KID))["kid"]
     other = by_name(told_by(manege, drawn / "classes", *DIGITS, *KID, *RANDOM))["kid"]
-    assert own["full_name"].startswith("kid@classifier-")
+    assert own["full_name"].startswith("kid@lite0-64-128-")
     assert other["full_name"].startswith("kid@random-")
     assert own["value"] != other["value"]
 
 
-@pytest.mark.parametrize("features", ["classifier", "scorer"])
 def test_the_space_can_be_named(
-    features: str, manege: Command, drawn: Path, evaluated: Path
+    manege: Command, drawn: Path, evaluated: Path, scored: Path
 ) -> None:
-    given = evaluated / "scorer" if features == "scorer" else features
-    named = told_by(manege, drawn / "classes", *DIGITS, *KID, "--features", given)
-    assert named["scores"] == told_by(manege, drawn / "classes", *DIGITS, *KID)["scores"]
+    for names in (("auto", "lite0", scored / "scorer"), ("classifier", evaluated / "classifier")):
+        found = [
+            told_by(manege, drawn / "classes", *DIGITS, *KID, "--features", name)["scores"]
+            for name in names
+        ]
+        assert found[1:] == found[:1] * (len(names) - 1)
 
 
 @pytest.mark.parametrize("subject", ["model", "labelled.npz"])
@@ -363,8 +369,6 @@ def test_classes_restricts_both_sides(subject: str, manege: Command, drawn: Path
         threes = archive["labels"].tolist().count("3")
     count = 1000 if subject == "model" else threes
     assert told["protocol"]["subject"]["pictures"] == count
-    # The space is that of all classes, so that numbers of any classes can be compared.
-    assert told["protocol"]["space"]["labels"] == [str(digit) for digit in range(10)]
 
 
 def test_the_reference_may_be_the_training_pictures(manege: Command, drawn: Path) -> None:
@@ -575,7 +579,7 @@ def test_a_comparison_tells_differences_and_scores_and_draws_both(
     rows = {line.split()[0]: line for line in done.out.splitlines()[1:]}
     assert rows["score.metric"].split()[1:] == ["none", "kid"]
     assert rows["training.ema"].split()[1:] == ["0.0", "0.9"]
-    [kid] = [line for name, line in rows.items() if name.startswith("kid@classifier-")]
+    [kid] = [line for name, line in rows.items() if name.startswith("kid@lite0-64-128-")]
     assert re.fullmatch(r"kid@\S+(  +\S+ \[\S+, \S+\]){2}", kid)
     assert done.out.splitlines()[-1] == "sheet: comparison.png"
     assert read_text(tmp_path / "comparison.png") == {"runs": "a, b", "seed": "0"}
@@ -757,11 +761,10 @@ def cut_short(stopped: Path) -> Path:
     return stopped
 
 
-@pytest.mark.parametrize("verb", ["resume", "evaluate"])
 def test_a_run_killed_while_it_wrote_its_scorer_writes_it_again(
-    verb: str, manege: Command, cut_short: Path
+    manege: Command, cut_short: Path
 ) -> None:
-    done = manege(verb, "stopped")
+    done = manege("resume", "stopped")
     assert done.code == 0, done.err
     assert (cut_short / "scorer" / "scorer.json").is_file()
 

@@ -451,7 +451,9 @@ def test_the_gate_of_an_export_is_counted(unlabelled: Path, tmp_path: Path) -> N
         assert one["kept"] == kept == pictures_in(out)[label]
         assert one["drawn"] - one["kept"] == sum(one["left_out"].values())
         assert set(one["left_out"]) <= {"near-copy", "implausible"}
-        assert {*manifest["gate"][label]} == {"nearest", "nearest_from", "probability"}
+        assert {*manifest["gate"][label]} == {
+            *("nearest", "nearest_from", "probability", "furthest", "space")
+        }
     assert sum(sum(one["left_out"].values()) for one in manifest["classes"].values()) > 0
 
 

@@ -147,7 +147,7 @@ def test_runs_on_one_source_share_a_space_whatever_they_saw_of_it(runs):
     found = manege.compare([runs["plain"], runs["limited"]], samples=60)
     check_rows(found)
     name = found.evaluations[0].score("kid").full_name
-    assert name.startswith("kid@classifier-")
+    assert name.startswith("kid@lite0-64-128-")
     assert any(row_name.startswith(name) for row_name in found.rows())
     assert {one.protocol["space"]["sha256"] for one in found.evaluations} == {
         found.evaluations[0].protocol["space"]["sha256"]

@@ -34,6 +34,8 @@ def test_events_of_real_runs_fit_the_schema_and_the_page(tmp_path, score_cache, 
     # The second step breaks down.
     troubles = chain([None, "poisoned"], repeat(None))
     monkeypatch.setattr("manege.methods.independent.step_trouble", lambda state: next(troubles))
+    # No control is ever far enough off.
+    monkeypatch.setattr("manege.metrics.controls.MARGIN", 1e9)
     written = tmp_path / "run" / "events.jsonl"
 
     def stop() -> str | None:

@@ -30,8 +30,8 @@ class Gauge(Protocol):
         """Rounds to remember."""
         ...
 
-    def due(self, round_: int) -> bool:
-        """Whether a round is to be measured."""
+    def due(self, round_: int, images: int) -> bool:
+        """Whether a round that trained on so many pictures is to be measured."""
         ...
 
     def measure(

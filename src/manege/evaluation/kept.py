@@ -14,18 +14,22 @@ from pydantic import TypeAdapter, ValidationError
 from manege import pictures
 from manege.errors import CheckpointError
 from manege.files import below, read_capped
-from manege.metrics import Results, Score, Space, is_stored, save_space
+from manege.metrics import Results, Score, Space, is_stored, kind_of, save_space
 from manege.rundir import RunDir
 from manege.version import __version__
 
-FORMAT = 2
+FORMAT = 3
 """Change it whenever a score's arithmetic changes: what was kept before is computed anew."""
 FOLDER = "evaluations"
 """Where a run keeps them."""
 
+CONTROLS = "scorer/controls.json"
+"""Where a run keeps which spaces see its data."""
+
 _CAP_BYTES = 1 << 26
 _SCORES: TypeAdapter[tuple[Score, ...]] = TypeAdapter(tuple[Score, ...])
 _FIELDS = {field.name for field in fields(Score)}
+_CONTROLS: TypeAdapter[dict[str, dict[str, Any]]] = TypeAdapter(dict[str, dict[str, Any]])
 _REASONS: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 
 
@@ -36,6 +40,8 @@ class Evaluation:
     protocol: dict[str, Any]
     scores: tuple[Score, ...]
     left_out: dict[str, str] = field(default_factory=dict)
+    controls: dict[str, Any] = field(default_factory=dict)
+    """Of each feature space by its name: whether it sees these data, and what it was tried with."""
     file: Path | None = None
     """Where a run keeps it."""
 
@@ -54,7 +60,12 @@ class Evaluation:
             "protocol": self.protocol,
             "scores": [score.as_dict() for score in self.scores],
             "left_out": self.left_out,
+            "controls": self.controls,
         }
+
+    def blind(self) -> list[str]:
+        """A line for each feature space that does not see these data."""
+        return [str(one["told"]) for one in self.controls.values() if one["blind"]]
 
 
 def as_json(evaluation: Evaluation) -> dict[str, Any]:
@@ -77,7 +88,10 @@ def stored(rundir: RunDir | None, protocol: dict[str, Any]) -> Evaluation | None
         scores = _SCORES.validate_json(json.dumps(entries), strict=True)
         left_out = _REASONS.validate_python(tree["left_out"], strict=True)
         # The run may have been moved since: what it is called now counts.
-        return Evaluation(protocol, scores, left_out, path)
+        controls = _CONTROLS.validate_python(tree["controls"], strict=True)
+        if any(not {"blind", "told"} <= {*one} for one in controls.values()):
+            raise ValueError("a control without its outcome")
+        return Evaluation(protocol, scores, left_out, controls, path)
     except FileNotFoundError:
         return None
     except ValidationError as error:
@@ -86,10 +100,14 @@ def stored(rundir: RunDir | None, protocol: dict[str, Any]) -> Evaluation | None
         raise _damaged(path, repr(error)) from None
 
 
-def keep(rundir: RunDir, evaluation: Evaluation, results: Results, space: Space) -> Evaluation:
-    """Store it in the run, with its feature network and the pictures nearest to training ones."""
-    if space.trained_on is not None and not is_stored(rundir.path / "scorer"):
-        save_space(space, below(rundir.path, "scorer"))
+def keep(rundir: RunDir, evaluation: Evaluation, results: Results, classifier: Space) -> Evaluation:
+    """Store it in the run, with the data's classifier and the pictures nearest to training ones."""
+    if classifier.trained_on is not None:
+        known = (rundir.path / name for name in ("classifier", "scorer"))
+        if not any(is_stored(one) and kind_of(one) == classifier.kind for one in known):
+            save_space(classifier, below(rundir.path, "classifier"))
+    if evaluation.controls:
+        rundir.write_json(CONTROLS, {**_known(rundir), **evaluation.controls})
     key = _key(evaluation.protocol)
     if results.pairs is not None:
         drawn, real = results.pairs
@@ -100,6 +118,15 @@ def keep(rundir: RunDir, evaluation: Evaluation, results: Results, space: Space)
     name = f"{FOLDER}/{key}.json"
     rundir.write_json(name, evaluation.as_dict())
     return replace(evaluation, file=rundir.path / name)
+
+
+def _known(rundir: RunDir) -> dict[str, Any]:
+    """What was found of other spaces before."""
+    try:
+        tree = json.loads(read_capped(rundir.path / CONTROLS, _CAP_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _key(protocol: dict[str, Any]) -> str:

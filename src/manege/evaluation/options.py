@@ -7,11 +7,11 @@ from pathlib import Path
 
 from manege.data import Split
 from manege.errors import ConfigError
-from manege.metrics import CLEAN, INCEPTION, check_groups
+from manege.metrics import CLASSIFIER, CLEAN, INCEPTION, LITE0, RANDOM, check_groups
 
 SPACES = (
-    "auto, classifier, random, inception, inception-clean, mnist-logits, mnist-logits=FILE, or the "
-    "scorer/ folder of a run"
+    "auto, lite0, classifier, random, inception, inception-clean, mnist-logits, mnist-logits=FILE, "
+    "or the scorer/ folder of a run"
 )
 
 
@@ -24,10 +24,12 @@ class Options:
     samples: int | None = None
     per_class: bool = False
     features: str = "auto"
-    """auto, classifier, random, inception, inception-clean, mnist-logits[=FILE], or a folder with a
-    scorer."""
+    """auto, lite0, classifier, random, inception, inception-clean, mnist-logits[=FILE], or a folder
+    with a scorer."""
     inception_weights: Path | None = None
     """Inception's published file, else the first place that has it."""
+    feature_weights: Path | None = None
+    """EfficientNet-Lite0's published file, else the first place that has it."""
     classes: tuple[str, ...] | None = None
     size: int | None = None
     channels: int | None = None
@@ -50,15 +52,15 @@ class Options:
                 "--metrics, or leave --per-class out"
             )
         kind, equals, _ = self.features.partition("=")
-        if equals and kind in ("auto", "classifier", "random", INCEPTION, CLEAN):
+        if equals and kind in ("auto", LITE0, CLASSIFIER, RANDOM, INCEPTION, CLEAN):
             raise ConfigError(f"--features {self.features}: expected {SPACES}")
         if self.inception_weights is not None and kind not in (INCEPTION, CLEAN):
             raise ConfigError(
                 f"--inception-weights {self.inception_weights}: only --features inception and "
                 "inception-clean use it; add one of them, or leave it out"
             )
-        if "is" in (self.metrics or ()) and kind != INCEPTION:
-            raise ConfigError("--metrics is: needs --features inception")
+        if "is" in (self.metrics or ()) and kind not in ("auto", LITE0, INCEPTION):
+            raise ConfigError(f"--metrics is: needs --features {LITE0} or {INCEPTION}")
         twice = [label for label in self.classes or () if (self.classes or ()).count(label) > 1]
         if twice:
             raise ConfigError(f"--classes: {twice[0]!r} is named twice; name each once")

@@ -24,29 +24,36 @@ from manege.data import (
     toy_of,
 )
 from manege.data import Split as DataSplit
-from manege.errors import ConfigError, DataError
+from manege.errors import ConfigError, DataError, MachineError
 from manege.evaluation.options import SPACES, Options
 from manege.evaluation.subject import MOST, Judged, set_of_array
 from manege.files import user_path
 from manege.metrics import (
+    CLASSIFIER,
     CLEAN,
     INCEPTION,
+    LITE0,
     MNIST_LOGITS,
+    POINTS,
+    RANDOM,
     Counting,
     Space,
     Telling,
     classifier_for,
+    feature_weights,
     inception_space,
     is_stored,
+    kind_of,
+    lite0_space,
     load_space,
     load_weights,
     mnist_logits_space,
-    points_space,
     random_space,
     scored_data,
     space_for,
     training_digest,
 )
+from manege.models import PictureShape
 from manege.sampler import run_config
 
 LOGITS_FILE = "lipizzaner_mnist_cnn.pkl"
@@ -190,6 +197,20 @@ def _require_same_labels(judged: Judged, against: Against) -> None:
     raise ConfigError(f"{judged.name}: {what}; {remedy}")
 
 
+def planned_kind(options: Options, against: Against) -> str:
+    """The kind of feature space that the options mean, as far as is known before it is opened."""
+    kind = options.features.partition("=")[0]
+    if kind != "auto":
+        return kind
+    if against.reference.channels == 2:
+        return POINTS
+    try:
+        feature_weights(options.feature_weights)
+    except MachineError:
+        return kind
+    return LITE0
+
+
 def open_space(
     judged: Judged,
     against: Against,
@@ -199,34 +220,53 @@ def open_space(
 ) -> Space:
     """The feature space that the options name, made now if it must be."""
     reference = against.reference
-    points = reference.channels == 2
+    shape = PictureShape(reference.size, reference.channels)
     kind, _, file = options.features.partition("=")
-    if kind in ("classifier", "random", INCEPTION, CLEAN) and points:
+    if kind in (CLASSIFIER, RANDOM, INCEPTION, CLEAN, LITE0) and shape.channels == 2:
         raise ConfigError(f"--features {kind}: points are their own features; leave it out")
+    telling = Telling(say, counting("feature network: seen"))
     match kind:
+        case "auto":
+            return space_for(shape, against.config, telling, options.feature_weights)
+        case "lite0":
+            weights = feature_weights(options.feature_weights)
+            return lite0_space(shape.size, shape.channels, weights)
         case "inception" | "inception-clean":
-            weights = load_weights(options.inception_weights)
-            return inception_space(weights, kind, reference.size, reference.channels)
-        case "auto" | "classifier":
+            published = load_weights(options.inception_weights)
+            return inception_space(published, kind, shape.size, shape.channels)
+        case "classifier":
             if against.config is None:
-                if kind == "classifier":
-                    raise ConfigError(
-                        f"--features classifier: {reference.name} has no labels; use "
-                        "--features random"
-                    )
-                if points:
-                    return points_space()
-                return random_space(reference.size, reference.channels)
-            scored = scored_data(against.config, reference.size, reference.channels)
-            own = _own_scorer(judged, scored) if kind == "auto" else None
-            telling = Telling(say, counting("feature network: seen"))
-            make = space_for if kind == "auto" else classifier_for
-            return own or make(scored, telling)
+                raise ConfigError(
+                    f"--features classifier: {reference.name} has no labels; use --features lite0"
+                )
+            return _classifier(judged, against, telling)
         case "random":
-            return random_space(reference.size, reference.channels)
+            return random_space(shape.size, shape.channels)
         case "mnist-logits":
             return _logits_space(user_path(file) if file else None, against, options, say)
-    return _given_scorer(user_path(options.features), against)
+    return _given_scorer(user_path(options.features), against, options)
+
+
+def open_labeller(
+    judged: Judged,
+    against: Against,
+    space: Space,
+    say: Callable[[str], None],
+    counting: Counting,
+) -> Space | None:
+    """What says beside Lite0 which label a picture shows: the data's classifier."""
+    dataset = against.dataset
+    if space.kind != LITE0 or against.config is None or dataset is None or len(dataset.labels) < 2:
+        return None
+    return _classifier(judged, against, Telling(say, counting("feature network: seen")))
+
+
+def _classifier(judged: Judged, against: Against, telling: Telling) -> Space:
+    """The data's classifier, which a run may have kept."""
+    assert against.config is not None
+    reference = against.reference
+    scored = scored_data(against.config, reference.size, reference.channels)
+    return _kept_classifier(judged, scored) or classifier_for(scored, telling)
 
 
 def open_digits_space(against: Against, say: Callable[[str], None], counting: Counting) -> Space:
@@ -237,26 +277,31 @@ def open_digits_space(against: Against, say: Callable[[str], None], counting: Co
     return classifier_for(scored_data(digits, against.reference.size, 1), telling)
 
 
-def _own_scorer(judged: Judged, scored: Dataset) -> Space | None:
-    """The scorer a run has stored, when it was made from this data."""
-    folder = judged.rundir.path / "scorer" if judged.rundir else None
-    if folder is None or not is_stored(folder):
+def _kept_classifier(judged: Judged, scored: Dataset) -> Space | None:
+    """The classifier a run has stored, when it was made from this data."""
+    if judged.rundir is None:
         return None
-    space = load_space(folder)
-    if space.trained_on is None or space.trained_on != training_digest(scored):
-        return None
-    if (space.size, space.channels) != (scored.size, scored.channels):
-        raise DataError(
-            f"{folder}: made for pictures of {space.size}x{space.size}x{space.channels}, these are "
-            f"{scored.size}x{scored.size}x{scored.channels}; delete the folder and it is made again"
-        )
-    return space
+    for name in ("classifier", "scorer"):
+        folder = judged.rundir.path / name
+        if not is_stored(folder) or (name == "scorer" and kind_of(folder) != CLASSIFIER):
+            continue
+        space = load_space(folder)
+        if space.trained_on != training_digest(scored):
+            continue
+        if (space.size, space.channels) != (scored.size, scored.channels):
+            raise DataError(
+                f"{folder}: made for pictures of {space.size}x{space.size}x{space.channels}, these "
+                f"are {scored.size}x{scored.size}x{scored.channels}; delete the folder and it is "
+                "made again"
+            )
+        return space
+    return None
 
 
-def _given_scorer(folder: Path, against: Against) -> Space:
+def _given_scorer(folder: Path, against: Against, options: Options) -> Space:
     if not folder.is_dir():
         raise ConfigError(f"--features {folder}: expected {SPACES}")
-    space = load_space(folder)
+    space = load_space(folder, options.feature_weights)
     reference = against.reference
     if space.trained_on is not None and (
         against.config is None

@@ -10,9 +10,17 @@ import numpy as np
 
 from manege.data import Dataset, PictureSet
 from manege.errors import ConfigError
+from manege.evaluation.checking import checks_of
 from manege.evaluation.kept import Evaluation, keep, stored
 from manege.evaluation.options import Options
-from manege.evaluation.reference import Against, open_digits_space, open_reference, open_space
+from manege.evaluation.reference import (
+    Against,
+    open_digits_space,
+    open_labeller,
+    open_reference,
+    open_space,
+    planned_kind,
+)
 from manege.evaluation.subject import Judged, Subject, open_subject
 from manege.metrics import (
     Contest,
@@ -51,7 +59,7 @@ def evaluate(
     judged = open_subject(subject, options)
     against = open_reference(data, judged, options)
     count = judged.count(len(against.reference), options)
-    kind = options.features.partition("=")[0]
+    kind = planned_kind(options, against)
     facts = Facts(
         generated=(judged.name, count),
         reference=against.reference,
@@ -66,33 +74,42 @@ def evaluate(
     if options.per_class:
         _require_labels(judged, against)
     space = open_space(judged, against, options, say, counting)
-    check_facts(facts.within(space), options.metrics)
+    labeller = None
+    if options.metrics is None or "labels" in options.metrics:
+        labeller = open_labeller(judged, against, space, say, counting)
+    check_facts(facts.within(space, labeller), options.metrics)
     stacked = None
     if against.stacked and (options.metrics is None or "modes" in options.metrics):
         stacked = open_digits_space(against, say, counting)
     protocol = _protocol(judged, against, space, options, count)
+    if labeller is not None:
+        protocol["labeller"] = labeller.description()
     if stacked is not None:
         protocol["digits"] = stacked.description()
     if (known := stored(judged.rundir, protocol)) is not None:
         say(f"evaluated before: {known.file}")
         return known
+    spaces = {one.name: one for one in (space, labeller) if one is not None}
+    controls = checks_of(judged, against, spaces.values())
     generated = judged.drawn(count, options.seed, counting)
     contest = Contest(
         generated=generated,
         reference=against.reference,
         space=space,
+        labeller=labeller,
         other=against.other,
         toy=against.toy,
         stacked=stacked,
         classes=_classes(judged, generated, against.dataset, options) if options.per_class else {},
         seed=options.seed,
         allow_few=options.allow_few_samples,
+        blind=frozenset(name for name, one in controls.items() if one["blind"]),
     )
     results = measure(contest, options.metrics, counting)
-    evaluation = Evaluation(protocol, tuple(results.scores), results.left_out)
+    evaluation = Evaluation(protocol, tuple(results.scores), results.left_out, controls)
     if judged.rundir is None:
         return evaluation
-    return keep(judged.rundir, evaluation, results, space)
+    return keep(judged.rundir, evaluation, results, labeller or space)
 
 
 def _require_labels(judged: Judged, against: Against) -> None:

@@ -209,7 +209,9 @@ class Cellular:
                 discriminator, generator = place.loss_sums.tolist()
                 told = self._end_round(cell, state, inbox, arena, spread)
                 indices = None
-                if self._gauge is not None and self._gauge.due(round_):
+                if self._gauge is not None and self._gauge.due(
+                    round_, self._shares.images_in_round(cell)
+                ):
                     with self._timer("indices"):
                         centre = self._generator(state.centre.generator)
                         indices = self._shares.indices(cell, place, centre, self._gauge)

@@ -158,7 +158,9 @@ class Independent:
         if judgement is not None:
             state.keep_if_better(judgement)
         indices = None
-        if self._gauge is not None and self._gauge.due(state.round_):
+        if self._gauge is not None and self._gauge.due(
+            state.round_, self._shares.images_in_round(cell)
+        ):
             with self._timer("indices"):
                 network = state.pair.generator.network
                 indices = self._shares.indices(cell, state, network, self._gauge)

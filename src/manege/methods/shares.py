@@ -276,11 +276,15 @@ class Shares:
             share.spread = spread_of(to_floats(share.pictures[torch.from_numpy(rows)]))
         return share.spread
 
+    def images_in_round(self, cell: str) -> int:
+        """Training pictures that a round looks at, repetitions counted."""
+        return self.batches_in_round(cell) * self._config.training.batch
+
     def indices(
         self, cell: str, place: CellState, generator: Generator, gauge: Gauge
     ) -> dict[str, Any]:
         """Collapse and cycling where a round has just ended; the trail is longer by it."""
-        images = self.batches_in_round(cell) * self._config.training.batch
+        images = self.images_in_round(cell)
         drawn = self.draw(cell, generator, "indices", gauge.samples(images))
         told, moments = gauge.measure(cell, drawn, place.trail.before(gauge))
         place.trail.add(gauge, moments)

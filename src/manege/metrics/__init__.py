@@ -18,12 +18,18 @@ from manege.metrics.mixture import FrechetMixture, InceptionMixture
 from manege.metrics.score import Score
 from manege.metrics.scorer import ClassScorer
 from manege.metrics.spaces import (
+    CLASSIFIER,
     CLEAN,
     INCEPTION,
+    LITE0,
     MNIST_LOGITS,
+    POINTS,
+    RANDOM,
     Space,
     inception_space,
     is_stored,
+    kind_of,
+    lite0_space,
     load_space,
     mnist_logits_space,
     planned_dimensions,
@@ -36,10 +42,14 @@ from manege.metrics.suite import Contest, Counting, Results, measure
 from manege.metrics.weights import load_weights
 
 __all__ = [
+    "CLASSIFIER",
     "CLEAN",
     "GROUPS",
     "INCEPTION",
+    "LITE0",
     "MNIST_LOGITS",
+    "POINTS",
+    "RANDOM",
     "ClassScorer",
     "Contest",
     "Counting",
@@ -59,6 +69,8 @@ __all__ = [
     "feature_weights",
     "inception_space",
     "is_stored",
+    "kind_of",
+    "lite0_space",
     "load_space",
     "load_weights",
     "measure",

@@ -19,20 +19,22 @@ from torch.nn import functional as F
 from manege import device
 from manege.config import SMALLEST_CLASS, DataConfig, stream
 from manege.data import Dataset, PictureSet, Split, cache, cache_folder, set_of, survey_measured
-from manege.errors import CheckpointError, ConfigError
+from manege.errors import CheckpointError, ConfigError, MachineError
 from manege.metrics.distributions import agreement
+from manege.metrics.lite0_weights import feature_weights
 from manege.metrics.networks import FeatureNetwork, bare
 from manege.metrics.spaces import (
     CLASSIFIER,
     Progress,
     Space,
     digest_of,
+    lite0_space,
     load_space,
     points_space,
     random_space,
     save_space,
 )
-from manege.models import initialise, to_floats
+from manege.models import PictureShape, initialise, to_floats
 
 RECIPE = 1
 """Part of the cache's key: change it whenever the arithmetic below changes."""
@@ -73,13 +75,34 @@ def scored_data(config: DataConfig, size: int, channels: int) -> Dataset:
     return survey_measured(some, size, channels)
 
 
-def space_for(dataset: Dataset, telling: Telling | None = None) -> Space:
-    """The space a dataset's pictures are scored in: its own classifier's, where it has labels."""
-    if dataset.channels == 2:
+def space_for(
+    shape: PictureShape,
+    data: DataConfig | None,
+    telling: Telling | None = None,
+    weights_file: str | Path | None = None,
+) -> Space:
+    """The space that pictures are scored in when nobody names one.
+
+    Points are their own features; pictures are seen by EfficientNet-Lite0. Where its weights are
+    not to be had, by the data's own classifier, or by random convolutions without labels.
+
+    Args:
+        shape: of the pictures.
+        data: where they are from; None for pictures without labels.
+        telling: told what is going on.
+        weights_file: Lite0's, else where `feature_weights` finds them.
+    """
+    telling = telling or Telling()
+    if shape.channels == 2:
         return points_space()
-    if len(dataset.labels) < 2:
-        return random_space(dataset.size, dataset.channels)
-    return classifier_for(dataset, telling)
+    try:
+        return lite0_space(shape.size, shape.channels, feature_weights(weights_file))
+    except MachineError as error:
+        telling.say(f"warning: scores fall back on the data's own classifier: {error}")
+    scored = None if data is None else scored_data(data, shape.size, shape.channels)
+    if scored is None or len(scored.labels) < 2:
+        return random_space(shape.size, shape.channels)
+    return classifier_for(scored, telling)
 
 
 def classifier_for(dataset: Dataset, telling: Telling | None = None) -> Space:
@@ -88,7 +111,7 @@ def classifier_for(dataset: Dataset, telling: Telling | None = None) -> Space:
     if len(dataset.labels) < 2:
         raise ConfigError(
             f"--features classifier: {dataset.name} has one class, and a classifier needs two; "
-            "use --features random"
+            "use --features lite0"
         )
     trained_on = training_digest(dataset)
     folder = cache_folder() / "scorers" / trained_on
@@ -125,8 +148,8 @@ def poor(space: Space, dataset: Dataset) -> str | None:
         return None
     return (
         f"the feature network is right on {space.accuracy.value:.0%} of the held-out pictures "
-        f"(always the commonest class: {chance:.0%}); scores in its space tell little, compare "
-        "with --features random"
+        f"(always the commonest class: {chance:.0%}); scores in its space tell little, use "
+        "--features lite0"
     )
 
 

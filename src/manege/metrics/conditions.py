@@ -12,13 +12,13 @@ from manege.data import PictureSet, Toy
 from manege.errors import ConfigError, DataError
 from manege.metrics.frechet import enough_for_frechet
 from manege.metrics.inception import Inception
-from manege.metrics.spaces import CLEAN, INCEPTION, Space
+from manege.metrics.spaces import CLEAN, INCEPTION, LITE0, Space
 from manege.metrics.weights import NO_HEAD
 
 GROUPS: dict[str, str] = {
     "kid": "kernel distance, right for few pictures too",
     "fd": "Fréchet distance, for many pictures; in Inception's space it is FID",
-    "is": "inception score, with --features inception",
+    "is": "inception score, by Lite0's or Inception's thousand classes",
     "prdc": "precision, recall, density, coverage",
     "labels": "what the pictures look like to the classifier",
     "nearest": "distances to the nearest training and held-out pictures",
@@ -53,11 +53,14 @@ class Facts:
     """Of feature space, likewise."""
     space: Space | None = None
     """None while it is not open yet."""
+    labeller: Space | None = None
+    """What says which labels pictures show; likewise, and None where nothing does."""
     allow_few: bool = False
 
-    def within(self, space: Space) -> Facts:
-        """All that is known once the space is open."""
-        return replace(self, kind=space.kind, dimensions=space.dimensions, space=space)
+    def within(self, space: Space, labeller: Space | None = None) -> Facts:
+        """All that is known once the space is open, and what tells labels if that does not."""
+        known = replace(self, kind=space.kind, dimensions=space.dimensions, space=space)
+        return replace(known, labeller=labeller or (space if space.labels else None))
 
 
 def check_groups(names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -101,26 +104,31 @@ def check_facts(facts: Facts, groups: tuple[str, ...] | None) -> None:
 
 def why_not(group: str, facts: Facts) -> str | None:
     """Why a group of scores cannot be had, as far as is known, or None."""
-    generated, space, labels = facts.generated[1], facts.space, facts.reference.labels
+    generated, labels = facts.generated[1], facts.reference.labels
+    space, labeller = facts.space, facts.labeller
     match group:
         case "fd":
             sets = {"generated": generated, "reference": len(facts.reference)}
             return _too_few(facts, sets)
         case "is" if facts.kind is not None:
-            if facts.kind != INCEPTION:
-                return "needs --features inception"
+            if facts.kind not in (INCEPTION, LITE0):
+                return f"needs --features {LITE0} or {INCEPTION}"
             if generated < SPLITS:
                 return f"{generated} pictures cannot be split into {SPLITS}; give more"
-            if space is not None:
-                assert isinstance(space.network, Inception)
-                if not space.network.has_head:
-                    return NO_HEAD
-            return _too_few(facts, {"generated": generated})
+            network = None if space is None else space.network
+            if isinstance(network, Inception) and not network.has_head:
+                return NO_HEAD
+            if facts.allow_few or generated >= fewest_for_is():
+                return None
+            return (
+                f"{generated:,} generated pictures are too few for IS, which takes "
+                f"{fewest_for_is():,}; use kid, or --allow-few-samples"
+            )
         case "labels":
-            if labels is None or (space is not None and not space.labels):
+            if labels is None or (space is not None and labeller is None):
                 return "needs labelled reference data and a feature network that knows labels"
-            if space is not None and not set(labels) <= set(space.labels):
-                return f"the feature network {space.name} knows other labels"
+            if labeller is not None and not set(labels) <= set(labeller.labels):
+                return f"the feature network {labeller.name} knows other labels"
         case "nearest":
             if facts.toy is not None:
                 return "points have no pixels"
@@ -129,6 +137,11 @@ def why_not(group: str, facts: Facts) -> str | None:
         case "modes" if facts.toy is None and not facts.stacked:
             return "only the toys ring8 and grid25, and stacked-mnist, have known modes"
     return None
+
+
+def fewest_for_is() -> int:
+    """Fewer pictures than this, and an inception score is mostly bias, whosever classes it has."""
+    return FEWEST_FOR_FID
 
 
 def fewest_for_frechet(kind: str, dimensions: int) -> int:
@@ -146,7 +159,7 @@ def _too_few(facts: Facts, sets: Mapping[str, int]) -> str | None:
         return None
     what = f"a Fréchet distance in {facts.dimensions} dimensions, which takes"
     if facts.kind in (INCEPTION, CLEAN):
-        what = "FID and IS, which take"
+        what = "FID, which takes"
     return (
         f"{sets[which]:,} {which} pictures are too few for {what} {fewest:,}; use kid, or "
         "--allow-few-samples"

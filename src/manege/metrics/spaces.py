@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,20 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 import torch
+from torch import Tensor
 
 from manege import device
 from manege.config import stream
 from manege.data import PictureSet, cache
-from manege.errors import CheckpointError, DataError
+from manege.errors import CheckpointError, DataError, MachineError
 from manege.files import blaming, make_folder, read_capped, write_atomic
 from manege.metrics.estimate import Estimate
 from manege.metrics.inception import DIMENSIONS, Inception
 from manege.metrics.inception import clean as clean_inception
+from manege.metrics.lite0 import DIMENSIONS as LITE0_DIMENSIONS
+from manege.metrics.lite0 import SIDE as LITE0_SIDE
+from manege.metrics.lite0 import Lite0Features
+from manege.metrics.lite0_weights import FeatureWeights, feature_weights
 from manege.metrics.networks import (
     FeatureNetwork,
     MnistLogits,
@@ -39,11 +45,12 @@ from manege.metrics.networks import (
 from manege.metrics.parts import inception_features
 from manege.metrics.weights import Weights
 from manege.models import fill, to_floats
+from manege.models.lite0 import CLASSES
 
 FORMAT = 1
 DESCRIPTION, WEIGHTS = "scorer.json", "space.safetensors"
 CLASSIFIER, RANDOM, MNIST_LOGITS, POINTS = "classifier", "random", "mnist-logits", "points"
-INCEPTION, CLEAN = "inception", "inception-clean"
+INCEPTION, CLEAN, LITE0 = "inception", "inception-clean", "lite0"
 
 _CAP_BYTES = 1 << 26
 _CHUNK_BYTES = 1 << 25
@@ -52,9 +59,14 @@ _CHUNK_BYTES = 1 << 25
 
 def planned_dimensions(kind: str, channels: int) -> int | None:
     """Of a feature space that `--features` asks for by name; None where a folder tells."""
-    known = {INCEPTION: DIMENSIONS, CLEAN: DIMENSIONS, MNIST_LOGITS: MnistLogits.dimensions}
+    known = {
+        INCEPTION: DIMENSIONS,
+        CLEAN: DIMENSIONS,
+        LITE0: LITE0_DIMENSIONS,
+        MNIST_LOGITS: MnistLogits.dimensions,
+    }
     own = Points.dimensions if channels == 2 else feature_dimensions(channels)
-    return (known | dict.fromkeys(("auto", CLASSIFIER, RANDOM), own)).get(kind)
+    return (known | dict.fromkeys((CLASSIFIER, RANDOM, POINTS), own)).get(kind)
 
 
 Progress = Callable[[int, int], None]
@@ -68,9 +80,9 @@ class Space:
     kind: str
     size: int
     channels: int
-    network: Network | Inception = field(compare=False, repr=False)
+    network: Network | Inception | Lite0Features = field(compare=False, repr=False)
     sha256: str
-    """Of the weights."""
+    """Of the weights; of Lite0 also of the size and the projection."""
     labels: tuple[str, ...] = ()
     """The labels it tells apart, none when it knows none."""
     trained_on: str | None = None
@@ -82,8 +94,16 @@ class Space:
 
     @property
     def name(self) -> str:
-        """The kind, and eight digits of the weights' digest."""
-        return self.kind if self.kind == POINTS else f"{self.kind}-{self.sha256[:8]}"
+        """The kind, and eight digits of the digest; of Lite0 also its input's side and length."""
+        if self.kind == POINTS:
+            return self.kind
+        form = f"-{LITE0_SIDE}-{self.dimensions}" if self.kind == LITE0 else ""
+        return f"{self.kind}{form}-{self.sha256[:8]}"
+
+    @property
+    def published(self) -> bool:
+        """Whether its weights are a published file's, so that no run keeps a copy."""
+        return isinstance(self.network, Inception | Lite0Features)
 
     @property
     def dimensions(self) -> int:
@@ -92,7 +112,7 @@ class Space:
 
     def features(self, pictures_NSSC: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """N×D float32; one thread, so that they are the same everywhere, but for Inception's."""
-        count, side, _, channels = pictures_NSSC.shape
+        _, side, _, channels = pictures_NSSC.shape
         if (side, channels) != (self.size, self.channels):
             raise DataError(
                 f"pictures of {side}x{side}x{channels}, but the feature network {self.name} takes "
@@ -100,17 +120,39 @@ class Space:
             )
         if isinstance(self.network, Inception):
             return inception_features(self.network, self.name, pictures_NSSC, progress)
-        features_ND = np.empty((count, self.dimensions), dtype=np.float32)
+        return self._through(self.network.features, self.dimensions, pictures_NSSC, progress)
+
+    def features_and_classes(
+        self, pictures_NSSC: np.ndarray, progress: Progress | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Lite0's features, and its N×1000 outputs for ImageNet's classes."""
+        assert isinstance(self.network, Lite0Features)
+        width = self.dimensions + CLASSES
+        found = self._through(self.network.both, width, pictures_NSSC, progress)
+        return found[:, : self.dimensions].copy(), found[:, self.dimensions :]
+
+    def _through(
+        self,
+        network: Callable[[Tensor], Tensor],
+        width: int,
+        pictures_NSSC: np.ndarray,
+        progress: Progress | None,
+    ) -> np.ndarray:
+        """Rows of that width, the pictures sent through a network some at a time."""
+        count, side, _, channels = pictures_NSSC.shape
+        found = np.empty((count, width), dtype=np.float32)
         chunk = max(8, _CHUNK_BYTES // (4 * 32 * min(side, 32) ** 2 + 8 * side**2 * channels))
+        if isinstance(self.network, Lite0Features):
+            chunk = self.network.CHUNK
         with device.threads(1), torch.no_grad():
             for start in range(0, count, chunk):
                 # A copy: odd strides of an axis of length 1 would make torch choose other kernels.
                 part = np.array(pictures_NSSC[start : start + chunk], order="C")
-                features = self.network.features(to_floats(torch.from_numpy(part)))
-                features_ND[start : start + chunk] = features.numpy()
+                rows = network(to_floats(torch.from_numpy(part)))
+                found[start : start + chunk] = rows.numpy()
                 if progress is not None:
                     progress(min(count, start + chunk), count)
-        return features_ND
+        return found
 
     def features_of(
         self,
@@ -222,13 +264,21 @@ def inception_space(weights: Weights, kind: str, size: int, channels: int) -> Sp
     return Space(kind, size, channels, network, weights.sha256, source=source)
 
 
+def lite0_space(size: int, channels: int, weights: FeatureWeights) -> Space:
+    """Features of a network that has seen ImageNet, for pictures of any side."""
+    network = Lite0Features(weights)
+    source = {"network": "EfficientNet-Lite0", "weights_sha256": weights.sha256}
+    return Space(LITE0, size, channels, network, network.sha256, source=source)
+
+
 def save_space(space: Space, folder: Path) -> None:
     """Write the space; its description comes last and makes it whole."""
     if isinstance(space.network, Inception):
         raise ValueError("Inception's weights are published: no run keeps a copy")
     with blaming(folder):
         make_folder(folder)
-    write_atomic(folder / WEIGHTS, weights_of(space.network))
+    if not isinstance(space.network, Lite0Features):
+        write_atomic(folder / WEIGHTS, weights_of(space.network))
     text = json.dumps(space.description(), indent=1, ensure_ascii=False)
     write_atomic(folder / DESCRIPTION, text.encode())
 
@@ -238,20 +288,44 @@ def is_stored(folder: Path) -> bool:
     return (folder / DESCRIPTION).is_file()
 
 
-def load_space(folder: Path) -> Space:
-    """The space in a folder, its weights verified."""
-    path = folder / DESCRIPTION
-    try:
-        tree = json.loads(read_capped(path, _CAP_BYTES))
-        if tree["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path}: scorer format {tree['format']!r}, this manege reads {FORMAT}; delete the "
-                f"folder {folder} and it is made again"
-            )
+def kind_of(folder: Path) -> str:
+    """The kind of space in a folder; CheckpointError when it does not say."""
+    with _blamed(folder):
+        return str(_description(folder)["kind"])
+
+
+def load_space(folder: Path, weights_file: str | Path | None = None) -> Space:
+    """The space in a folder, its weights verified.
+
+    Lite0's are not there: they are from `weights_file`, or from where `feature_weights` finds them.
+    """
+    with _blamed(folder):
+        tree = _description(folder)
+        if tree["kind"] == LITE0:
+            return _lite0_of(tree, folder / DESCRIPTION, weights_file)
         blob = read_capped(folder / WEIGHTS, _CAP_BYTES)
         if hashlib.sha256(blob).hexdigest() != tree["sha256"]:
             raise ValueError(f"the SHA-256 of {WEIGHTS} differs")
         return _assembled(tree, blob)
+
+
+def _description(folder: Path) -> Any:
+    path = folder / DESCRIPTION
+    tree = json.loads(read_capped(path, _CAP_BYTES))
+    if tree["format"] != FORMAT:
+        raise CheckpointError(
+            f"{path}: scorer format {tree['format']!r}, this manege reads {FORMAT}; delete the "
+            f"folder {folder} and it is made again"
+        )
+    return tree
+
+
+@contextmanager
+def _blamed(folder: Path) -> Iterator[None]:
+    """Whatever goes wrong in reading a space, as one line about its folder."""
+    path = folder / DESCRIPTION
+    try:
+        yield
     except OSError as error:
         raise CheckpointError(
             f"{folder}: no scorer there ({error.strerror or error}); expected {DESCRIPTION} and "
@@ -263,6 +337,24 @@ def load_space(folder: Path) -> Space:
         raise _damaged(path, error) from None
     except safetensors.SafetensorError as error:
         raise _damaged(path, error) from None
+
+
+def _lite0_of(tree: Mapping[str, Any], path: Path, weights_file: str | Path | None) -> Space:
+    size, channels = tree["size"], tree["channels"]
+    if not isinstance(size, int) or channels not in (1, 3):
+        raise ValueError(f"pictures of {size!r}x{size!r}x{channels!r}")
+    try:
+        space = lite0_space(size, channels, feature_weights(weights_file))
+    except MachineError as error:
+        raise CheckpointError(
+            f"{path}: scores are computed with EfficientNet-Lite0; {error}"
+        ) from None
+    if space.sha256 != tree["sha256"]:
+        raise CheckpointError(
+            f"{path}: found weights that make {space.name}, expected those of {tree['name']}, with "
+            "which the run was scored; give back that file (--feature-weights)"
+        )
+    return space
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:

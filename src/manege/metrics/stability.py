@@ -25,7 +25,7 @@ from manege.data import Dataset, Split, set_of
 from manege.metrics.estimate import Estimate
 from manege.metrics.frechet import Moments, frechet_distances, moments
 from manege.metrics.neighbours import balls, coverage
-from manege.metrics.spaces import Space, points_space, random_space
+from manege.metrics.spaces import LITE0, Space, points_space, random_space
 
 NEIGHBOURS = 5
 FEWEST, FEWEST_REFERENCES = 16, 32
@@ -102,10 +102,17 @@ class StabilityGauge:
         self._triangle = np.triu_indices(space.dimensions)
         self._known: dict[tuple[tuple[str, ...], int], _Real] = {}
 
-    def due(self, round_: int) -> bool:
-        """Whether a round is to be measured."""
+    def due(self, round_: int, images: int) -> bool:
+        """Whether a round that trained on so many pictures is to be measured.
+
+        By Lite0, rounds of few pictures are measured together: 64 are drawn for one of them, and
+        take as long as some steps of training.
+        """
         every = self._config.every_rounds
-        return every is not None and round_ % every == 0
+        if every is None:
+            return False
+        together = -(-LEAST * PART // images) if self._space.kind == LITE0 else 1
+        return round_ % (every * together) == 0
 
     def samples(self, images: int) -> int:
         """Pictures to draw after a round that trained on so many: a small part of its work."""
@@ -142,16 +149,16 @@ class StabilityGauge:
         held_out = set_of(self._dataset, Split.HELD_OUT, count, labels)
         trained = set_of(self._dataset, Split.TRAIN, MOST, labels)
         with device.threads(1):
-            trained_ND = self._space.features(trained.pictures)
+            trained_ND = self._space.features_of(trained)
             variance = float(moments(trained_ND).covariance_DD.trace())
             # As many as are drawn, however few are held out: in a small set a ball of k neighbours
             # holds so much that anything would cover it.
             reference = set_of(self._dataset, Split.TRAIN, count, labels)
             if len(held_out) < FEWEST or len(reference) < FEWEST_REFERENCES:
                 return _Real(variance, None)
-            reference_ND = self._space.features(reference.pictures)
+            reference_ND = self._space.features_of(reference)
             radius_N = balls(reference_ND, NEIGHBOURS)
-            held_out_ND = self._space.features(held_out.pictures)
+            held_out_ND = self._space.features_of(held_out)
             covered = coverage(held_out_ND, reference_ND, radius_N)
             return _Real(variance, _Balls(reference_ND, radius_N, len(held_out), covered))
 

@@ -20,6 +20,7 @@ from manege.metrics.conditions import (
     Facts,
     check_facts,
     fewest_for_frechet,
+    fewest_for_is,
     why_not,
 )
 from manege.metrics.distributions import (
@@ -33,8 +34,8 @@ from manege.metrics.estimate import Estimate, mean_of, wilson
 from manege.metrics.frechet import frechet, frechet_between, spread
 from manege.metrics.kid import kid
 from manege.metrics.neighbours import nearest, prdc
-from manege.metrics.score import DEFINITIONS, Score
-from manege.metrics.spaces import CLEAN, INCEPTION, MNIST_LOGITS, POINTS, Progress, Space
+from manege.metrics.score import BLIND, DEFINITIONS, Score
+from manege.metrics.spaces import CLEAN, INCEPTION, LITE0, MNIST_LOGITS, POINTS, Progress, Space
 
 NEIGHBOURS = 5
 MOST_NEAREST, MOST_SEARCHED = 1000, 10_000
@@ -49,6 +50,8 @@ class Contest:
     generated: PictureSet
     reference: PictureSet
     space: Space
+    labeller: Space | None = None
+    """What says which labels pictures show, where the space does not."""
     other: PictureSet | None = None
     """The split the reference is not: gives the floor, and the other side of `nearest`."""
     toy: Toy | None = None
@@ -59,6 +62,8 @@ class Contest:
     `generated`."""
     seed: int = 0
     allow_few: bool = False
+    blind: frozenset[str] = frozenset()
+    """Names of spaces that do not see these data: their numbers are marked."""
 
 
 @dataclass
@@ -99,11 +104,19 @@ class _Measuring:
             toy=contest.toy,
             stacked=contest.stacked is not None,
             allow_few=contest.allow_few,
-        ).within(contest.space)
+        ).within(contest.space, contest.labeller)
         check_facts(self._facts, groups)
         space = contest.space
-        self._generated = space.features(contest.generated.pictures, counting("features: done"))
+        self._generated, self._classes = self._seen(contest.generated.pictures)
         self._reference = space.features_of(contest.reference, counting("reference: done"))
+
+    def _seen(self, pictures_NSSC: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """The generated pictures' features, and what Lite0 takes them for where IS needs it."""
+        space, progress = self._contest.space, self._counting("features: done")
+        wanted = "is" in (self._groups or GROUPS) and why_not("is", self._facts) is None
+        if wanted and space.kind == LITE0:
+            return space.features_and_classes(pictures_NSSC, progress)
+        return space.features(pictures_NSSC, progress), None
 
     def run(self) -> Results:
         """Every group in turn."""
@@ -137,18 +150,22 @@ class _Measuring:
         *,
         shown_as: str | None = None,
         space: str | Space | None = None,
+        marks: tuple[str, ...] = (),
         **more: Any,
     ) -> None:
         contest = self._contest
         own = contest.space if space is None else space
+        name_of_space = own if isinstance(own, str) else own.name
         definition, interval = DEFINITIONS[name]
+        if name_of_space in contest.blind:
+            marks = (BLIND, *marks)
         self._results.scores.append(
             Score(
                 name=shown_as or name,
                 value=estimate.value,
                 low=estimate.low,
                 high=estimate.high,
-                space=own if isinstance(own, str) else own.name,
+                space=name_of_space,
                 space_sha256=None if isinstance(own, str) else own.sha256,
                 generated=counts[0],
                 reference=counts[1],
@@ -156,6 +173,7 @@ class _Measuring:
                 seed=contest.seed,
                 definition=definition,
                 interval=interval,
+                marks=marks,
                 **more,
             )
         )
@@ -227,22 +245,34 @@ class _Measuring:
         )
 
     def _inception_score(self) -> None:
-        real = self._real()
-        space = self._contest.space
-        few = len(self._generated) < fewest_for_frechet(space.kind, space.dimensions)
+        contest, count = self._contest, len(self._contest.generated)
+        lite0 = contest.space.kind == LITE0
+        floor = None
+        if lite0:
+            logits = self._classes
+            rows = self._real_rows()
+            if len(rows) == count and contest.other is not None:
+                progress = self._counting("real pictures: classes")
+                real = contest.space.features_and_classes(contest.other.pictures[rows], progress)
+                floor = self._score_of_splits(real[1])
+        else:
+            logits = contest.space.logits_of(self._generated)
+            if self._as_many(real_ND := self._real()):
+                floor = self._score_of_splits(contest.space.logits_of(real_ND))
+        assert logits is not None
         self._add(
-            "is",
-            self._score_of_splits(self._generated),
-            (len(self._generated), 0),
-            floor=self._score_of_splits(real) if self._as_many(real) else None,
-            marks=("few-samples",) if few else (),
+            "is@lite0" if lite0 else "is",
+            self._score_of_splits(logits),
+            (count, 0),
+            shown_as="is",
+            floor=floor,
+            marks=("few-samples",) if count < fewest_for_is() else (),
         )
 
-    def _score_of_splits(self, features_ND: np.ndarray) -> Estimate:
+    def _score_of_splits(self, logits_NK: np.ndarray) -> Estimate:
         # Shuffled: a split of one class alone would score low however good it is.
         rng = stream(self._contest.seed, cell="", purpose="inception score")
-        shuffled = features_ND[rng.permutation(len(features_ND))]
-        return inception_score(self._contest.space.logits_of(shuffled), SPLITS)
+        return inception_score(logits_NK[rng.permutation(len(logits_NK))], SPLITS)
 
     def _prdc(self) -> None:
         real = self._real()
@@ -259,19 +289,23 @@ class _Measuring:
         return count, prdc(both[0], both[1], NEIGHBOURS)
 
     def _labels(self) -> None:
-        contest = self._contest
-        labels = contest.space.labels
-        found = contest.space.labels_of(self._generated)
+        contest, labeller = self._contest, self._facts.labeller
+        assert labeller is not None
+        features = self._generated
+        if labeller is not contest.space:
+            features = labeller.features(contest.generated.pictures)
+        labels, found = labeller.labels, labeller.labels_of(features)
         places = {label: place for place, label in enumerate(labels)}
         truth = np.array([places[label] for label in contest.reference.labels or ()])
         counts = len(found), len(truth)
         tables = [np.bincount(one, minlength=len(labels)) for one in (found, truth)]
         for name, estimate in label_scores(tables[0], tables[1], seed=contest.seed).items():
-            self._add("label-modes" if name == "modes" else name, estimate, counts)
+            shown = "label-modes" if name == "modes" else name
+            self._add(shown, estimate, counts, space=labeller)
         wanted = contest.generated.labels
         if wanted is not None and set(wanted) <= set(labels):
             same = agreement(np.array([places[label] for label in wanted]), found)
-            self._add("agreement", same, counts)
+            self._add("agreement", same, counts, space=labeller)
 
     def _nearest(self) -> None:
         contest = self._contest
@@ -329,10 +363,14 @@ class _Measuring:
             triple_N = 10 * triple_N + digits[space.labels_of(features)]
         return np.bincount(triple_N, minlength=1000)
 
+    def _real_rows(self) -> np.ndarray:
+        """Rows of the other split, as many as there are generated pictures if it has them."""
+        total = 0 if self._contest.other is None else len(self._contest.other)
+        return self._choice(total, min(total, len(self._generated)))
+
     def _real(self) -> np.ndarray:
         """Features of as many pictures of the other split as there are generated ones."""
-        total = 0 if self._contest.other is None else len(self._contest.other)
-        rows = self._choice(total, min(total, len(self._generated)))
+        rows = self._real_rows()
         # Each class takes its own of all of them.
         return self._real_features()[rows] if self._contest.classes else self._real_features(rows)
 

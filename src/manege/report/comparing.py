@@ -124,7 +124,7 @@ def _scores(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section:
         for (name, space, _), values in found.items():
             cells = [
                 f"{told(one['value'])}<br><span class=muted>{told(one.get('low'))} to "
-                f"{told(one.get('high'))}</span>"
+                f"{told(one.get('high'))}{_marks(one)}</span>"
                 if (one := values.get(number))
                 else "–"
                 for number in range(len(runs))
@@ -148,6 +148,10 @@ def _scores(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section:
             )
         )
     return section
+
+
+def _marks(one: dict[str, Any]) -> str:
+    return "".join(f" ({escape(mark)})" for mark in one.get("marks") or ())
 
 
 def _evaluated(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, dict[str, Any]]]:

@@ -64,6 +64,9 @@ class History:
         self.metric: str | None = None
         self.space: str | None = None
         self.index_space: str | None = None
+        self.blind: dict[str, str] = {}
+        """The feature space of the scores where it does not see these data, and how that was
+        found."""
         """The feature network of collapse and cycling."""
         self.index_samples: set[int] = set()
         """Pictures they were told from, of any round."""
@@ -206,6 +209,9 @@ class History:
     def _see_warning(self, t: float, event: Mapping[str, Any]) -> None:
         self.faults.append(Fault(t, "warning", event.get("cell"), None, str(event["message"])))
 
+    def _see_blind(self, t: float, event: Mapping[str, Any]) -> None:
+        self.blind.setdefault(str(event["space"]), str(event["message"]))
+
     def _see_trainer_died(self, t: float, event: Mapping[str, Any]) -> None:
         cells = ", ".join(map(str, event["cells"]))
         text = f"trainer {event['trainer']} {event['how']}; its cells: {cells or 'none'}"
@@ -261,10 +267,11 @@ class History:
 
     def measure_name(self, mixture_metric: str) -> str:
         """What cells are judged by, in words."""
+        mark = " (blind)" if self.blind else ""
         if self.measure == "score":
-            return str(self.metric)
+            return f"{self.metric}{mark}"
         if self.measure == "mixture":
-            return f"mixture score ({mixture_metric})"
+            return f"mixture score ({mixture_metric}){mark}"
         return MEASURES[self.measure]
 
     def routines(self) -> dict[str, float]:

@@ -39,6 +39,8 @@ class Kept:
     made_at: float
     nearest: Path | None
     """The sheet of pictures nearest to training ones."""
+    blind: list[str] = field(default_factory=list)
+    """A line for each feature space that does not see the data."""
 
     @property
     def per_class(self) -> dict[str, dict[str, Any]]:
@@ -367,6 +369,9 @@ def _kept(run: Run, file: Path) -> Kept | None:
         for key in ("subject", "reference", "space"):
             _tree(protocol[key])
         left_out = {str(key): str(value) for key, value in tree["left_out"].items()}
+        # What was kept before spaces were checked has none.
+        controls = _tree(tree.get("controls", {})).values()
+        blind = [str(one["told"]) for one in controls if one["blind"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         run.notes.append(f"evaluations/{file.name} is damaged and was left out.")
         return None
@@ -378,6 +383,7 @@ def _kept(run: Run, file: Path) -> Kept | None:
         left_out,
         file.stat().st_mtime,
         nearest if nearest.is_file() else None,
+        blind,
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from manege.config import FeatureCritic, RunConfig, ScoreMetric, partition
 from manege.config import Method as MethodName
@@ -12,6 +15,7 @@ from manege.errors import ConfigError
 from manege.methods import Cellular, Independent, Method
 from manege.methods.method import Timer
 from manege.metrics import (
+    LITE0,
     ClassScorer,
     FrechetMixture,
     InceptionMixture,
@@ -21,13 +25,19 @@ from manege.metrics import (
     load_space,
     space_without_scores,
 )
+from manege.metrics.controls import EARLY_GENERATOR, told
+from manege.metrics.controls import check as check_space
 from manege.models import FrozenFeatures, PictureShape
 from manege.rundir import RunDir
 from manege.runtime.orders import Task
 from manege.trainer.host import Bound, Phases
 
-MOST_REFERENCES = 10_000
-"""Training pictures that mixtures are compared with."""
+MOST_REFERENCES, MOST_SEEN_BY_LITE0 = 10_000, 2_000
+"""Training pictures that mixtures are compared with; fewer where each takes longer."""
+
+FEWEST_CHECKED, MOST_CHECKED = 32, 128
+"""Real pictures of a cell that an early generator's are held against. By fewer nothing is told, and
+an evaluation, which looks at all cells together, tells it."""
 
 
 def bind(
@@ -63,10 +73,28 @@ def features_of(config: RunConfig, shape: PictureShape) -> FrozenFeatures | None
 
 def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Devices) -> Bound:
     """A run's method on these devices, in the feature space that its directory holds."""
-    space = load_space(rundir.path / "scorer") if config.scored else None
+    folder = rundir.path / "scorer"
+    space = load_space(folder, config.feature_weights) if config.scored else None
     phases = Phases()
     method = bind(config, dataset, on, phases.timer, space)
-    return Bound(config, method, phases, None if space is None else space.name)
+    if space is None:
+        return Bound(config, method, phases, None)
+    return Bound(config, method, phases, space.name, early_check(config, dataset, space))
+
+
+def early_check(
+    config: RunConfig, dataset: Dataset, space: Space
+) -> Callable[[str, np.ndarray], str | None]:
+    """From a cell and what its generator drew early to why the run's scores are blind, or None."""
+    parts = partition(config, dataset.labels)
+
+    def check(cell: str, drawn: np.ndarray) -> str | None:
+        train, held_out = (set_of(dataset, split, MOST_CHECKED, parts[cell]) for split in Split)
+        early = {EARLY_GENERATOR: drawn}
+        found = check_space(space, train, held_out, early, made=False, fewest=FEWEST_CHECKED)
+        return None if found is None else told(found.space, found.blind)
+
+    return check
 
 
 def task_of(bound: Bound) -> Task:
@@ -91,7 +119,7 @@ def task_of(bound: Bound) -> Task:
     )
 
 
-def check_space(config: RunConfig, dataset: Dataset, space: Space) -> None:
+def check_scores(config: RunConfig, dataset: Dataset, space: Space) -> None:
     """Nothing; ConfigError when the run could not be scored in this space."""
     if config.score.metric is not ScoreMetric.NONE:
         class_scorer(config, dataset, space)
@@ -119,5 +147,6 @@ def mixture_scorer(
     assert config.cellular is not None
     if config.cellular.mixture.metric == "is":
         return InceptionMixture(space)
-    reference = set_of(dataset, Split.TRAIN, MOST_REFERENCES, dataset.labels)
+    most = MOST_SEEN_BY_LITE0 if space.kind == LITE0 else MOST_REFERENCES
+    reference = set_of(dataset, Split.TRAIN, most, dataset.labels)
     return FrechetMixture(space, space.features_of(reference))

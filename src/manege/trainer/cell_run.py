@@ -6,12 +6,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from manege import pictures
 from manege.cell import GridState, Judgement
 from manege.config import RunConfig
 from manege.errors import CheckpointError
 from manege.methods import Method, State, Step
 from manege.rundir import RunDir, cell_folder
+
+EARLY_STEPS = 200
+"""A generator that has taken no more steps cannot draw yet: a score that praises it is blind."""
+EARLY = "early.png"
 
 Emit = Callable[..., None]
 Write = Callable[..., None]
@@ -163,6 +169,23 @@ class CellRun:
     def _place(self, *, judged: bool) -> tuple[int, int, int, bool]:
         """Where the state stands, and whether its last score is known."""
         return self.state.round_, self.state.step, self.state.attempt, judged
+
+    def draw_early(self, *, ended: bool = False) -> tuple[str, bytes, np.ndarray] | None:
+        """The sheet of a generator that cannot draw yet, its place and its pictures.
+
+        None but after the round in which it has taken EARLY_STEPS, or where a shorter run ended.
+        """
+        steps, round_ = self._method.steps_in_round(self.cell), self.state.round_
+        last = -(-EARLY_STEPS // steps)
+        if not (0 < round_ < last if ended else round_ == last):
+            return None
+        drawn = self._method.sheet(self.cell, self.state)
+        if pictures.is_points(drawn):
+            return None
+        scale = pictures.viewing_scale(drawn.shape[1])
+        recipe = {"cell": self.cell, "round": str(round_), "seed": str(self._config.seed)}
+        file = f"samples/{cell_folder(self.cell)}/{EARLY}"
+        return file, pictures.png_bytes(pictures.grid(drawn), recipe, scale), drawn
 
     def draw_sheet(self) -> tuple[str, bytes] | None:
         """A sheet at the cell's fixed latents, and its place; None when it was drawn already."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from manege import pictures, sampler
 from manege.cell import GridState
 from manege.config import RunConfig
@@ -62,6 +64,8 @@ class Bound(NamedTuple):
     phases: Phases
     space: str | None
     """The name of the feature space it scores in."""
+    check: Callable[[str, np.ndarray], str | None] = lambda cell, drawn: None
+    """Told what a cell's generator draws that cannot draw yet: why the space is blind, or None."""
 
 
 class Host:
@@ -94,7 +98,7 @@ class Host:
         self.stepped_at = time.monotonic()
         self.longest_s = 0.0
         """Between two steps."""
-        self._config, self._method, self._phases, self._space = bound
+        self._config, self._method, self._phases, self._space, self._check = bound
         self._rundir = rundir
         self._tell = Tell(send)
         self._mark = mark
@@ -193,6 +197,7 @@ class Host:
         try:
             run.judge_finally(self._tell.event)
             run.commit()
+            self._look_early(run, ended=True)
             self._draw_sheet(run)
         except CellFailed as failure:
             self._fail(hosted, failure)
@@ -406,6 +411,7 @@ class Host:
         )
         if step.judgement is not None:
             run.tell_score(self._tell.event, step.judgement)
+        self._look_early(run)
         if step.round_ % self._config.sheets.every_rounds == 0:
             self._draw_sheet(run)
 
@@ -467,6 +473,16 @@ class Host:
         file, data = sheet
         self._write(file, data)
         self._tell.event("sheet", cell=run.cell, round=run.state.round_, file=file)
+
+    def _look_early(self, run: CellRun, *, ended: bool = False) -> None:
+        """Keep what a generator drew that cannot draw yet, and tell if the scores do not see it."""
+        early = run.draw_early(ended=ended)
+        if early is None:
+            return
+        file, data, drawn = early
+        self._write(file, data)
+        if (reason := self._check(run.cell, drawn)) is not None:
+            self._tell.event("blind", cell=run.cell, space=self._space, message=reason)
 
     def _write(self, file: str, data: bytes) -> None:
         aside = self._rundir.write_file_aside(file, data, self._mark)

@@ -35,6 +35,7 @@ from manege.labels import namesakes
 from manege.metrics import (
     Space,
     Telling,
+    classifier_for,
     feature_weights,
     is_stored,
     load_space,
@@ -42,10 +43,11 @@ from manege.metrics import (
     scored_data,
     space_for,
 )
+from manege.models import PictureShape
 from manege.progress import duration
 from manege.rundir import RunDir, cell_folder
 from manege.sampler import run_config, run_data
-from manege.trainer.binding import check_space
+from manege.trainer.binding import check_scores
 from manege.trainer.cell_run import check_scorer
 from manege.version import __version__
 
@@ -312,9 +314,17 @@ def _space_of(config: RunConfig, dataset: Dataset, look: Look) -> Space | None:
         if stopped_by := look.stop():
             raise KeyboardInterrupt(stopped_by)
 
-    scored = scored_data(config.data, dataset.size, dataset.channels)
-    space = space_for(scored, Telling(look.say, progress))
-    check_space(config, dataset, space)
+    shape, telling = PictureShape(dataset.size, dataset.channels), Telling(look.say, progress)
+    if (
+        config.cellular is not None
+        and config.cellular.mixture.metric == "is"
+        and shape.channels != 2
+    ):
+        # The inception score of a mixture asks what its pictures show.
+        space = classifier_for(scored_data(config.data, shape.size, shape.channels), telling)
+    else:
+        space = space_for(shape, config.data, telling, config.feature_weights)
+    check_scores(config, dataset, space)
     return space
 
 
@@ -324,7 +334,7 @@ def _prepare_scorer(rundir: RunDir, config: RunConfig, dataset: Dataset, look: L
     if not config.scored:
         return
     if is_stored(folder):
-        space = load_space(folder)
+        space = load_space(folder, config.feature_weights)
     else:
         made = _space_of(config, dataset, look)
         assert made is not None

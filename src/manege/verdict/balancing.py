@@ -60,7 +60,7 @@ def balance(
         steps = examples(sum(case.counts)) // BATCH
         look.say(f"training a classifier on {case.name}, {steps:,} steps")
         looker = train_looker(case, Work(look, 1, steps))
-        gate = gate_of(case, looker, bounds_of(case)) if options.gate else None
+        gate = gate_of(case, looker, bounds_of(case), look.say) if options.gate else None
     elif options.data or options.data_root:
         raise ConfigError(
             f"{'--data' if options.data else '--data-root'}: the real pictures are looked at with "

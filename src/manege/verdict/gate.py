@@ -1,8 +1,8 @@
 """The classifier that looks at drawn pictures, and the gate that leaves some of them out.
 
-The classifier is trained on the training pictures, oversampled and augmented; the gate's bounds
-come from the calibration pictures. Neither sees a test picture. The classifier also says what a
-picture shows that comes from a model without labels.
+The classifier is trained on the training pictures, oversampled and augmented; EfficientNet-Lite0
+looks beside it. The gate's bounds come from the calibration pictures. Neither sees a test picture.
+The classifier also says what a picture shows that comes from a model without labels.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from manege.config import ALL
-from manege.errors import DataError
+from manege.errors import DataError, MachineError
+from manege.metrics import Space, feature_weights, lite0_space
 from manege.metrics.copies import ENOUGH, Bound, bound_of, nearest_of
+from manege.metrics.lite0_weights import missing
+from manege.metrics.neighbours import nearest
 from manege.metrics.networks import FeatureNetwork
 from manege.sampler import Model
 from manege.verdict.arms import Arm, pool_of
@@ -32,6 +35,9 @@ _MOST_TRIES = 8
 """Pictures drawn at most for each one wanted."""
 _TELLING = 256
 """So many are drawn before hope is given up."""
+
+_MOST_SEEN = 2_000
+"""Training pictures of a class among which the nearest is sought."""
 
 _BLOCK = 1_024
 """Pictures that are looked at together."""
@@ -53,6 +59,49 @@ class Looker:
 
 
 @dataclass(frozen=True)
+class Sight:
+    """A network that has seen more of the world than the training pictures, and what it saw.
+
+    A classifier knows its classes alone, and takes noise for one of them. Here a picture must be
+    as near to some training picture of its class as real pictures are.
+    """
+
+    space: Space
+    seen: Mapping[str, np.ndarray] = field(repr=False)
+    """Each class's training pictures, M×D."""
+    furthest: Mapping[str, float]
+    """The distance that real pictures of the class stay below."""
+
+    def strange(self, label: str, pictures_NSSC: np.ndarray) -> np.ndarray:
+        """For each picture whether no training picture of the class is near."""
+        found = nearest(self.space.features(pictures_NSSC), self.seen[label])[0][:, 0]
+        strange: np.ndarray = found > self.furthest[label]
+        return strange
+
+
+def gate_space(case: Case) -> Space | None:
+    """EfficientNet-Lite0's space, where the gate looks; None without its weights."""
+    shape = case.model.shape
+    try:
+        return lite0_space(shape.size, shape.channels, feature_weights())
+    except MachineError:
+        return None
+
+
+def sight_of(case: Case, space: Space) -> Sight:
+    """What Lite0 sees of the training pictures, and how far off real pictures are."""
+    seen, furthest = {}, {}
+    for label, train_, held_out in zip(case.labels, case.train, case.calibration, strict=True):
+        seen[label] = space.features(train_[:_MOST_SEEN])
+        # Of few to calibrate with, each training picture against all others, as of copies.
+        fresh = len(held_out) >= ENOUGH
+        rows = space.features(held_out) if fresh else seen[label]
+        distance_N = nearest(rows, seen[label], 1 if fresh else 2)[0][:, -1]
+        furthest[label] = float(np.quantile(distance_N, 1 - IMPLAUSIBLE))
+    return Sight(space, seen, furthest)
+
+
+@dataclass(frozen=True)
 class Gate:
     """What a picture of each class must keep to."""
 
@@ -62,12 +111,16 @@ class Gate:
     least: Mapping[str, float]
     """At least this probability of its label."""
     looker: Looker
+    sight: Sight | None = None
+    """None where EfficientNet-Lite0's weights are not to be had."""
 
     def reasons(self, label: str, pictures_NSSC: np.ndarray) -> np.ndarray:
         """For each picture why it is left out, "" when it is not; a near-copy is called that."""
         case, number = self.case, self.case.labels.index(label)
         found = np.full(len(pictures_NSSC), "", dtype=object)
         found[self.looker.shares(pictures_NSSC)[:, number] < self.least[label]] = UNLIKELY
+        if self.sight is not None:
+            found[self.sight.strange(label, pictures_NSSC)] = UNLIKELY
         distance_N, _ = nearest_of(pictures_NSSC, case.train[number], mirrored=case.mirrored)
         found[distance_N < self.bounds[label].distance] = NEAR_COPY
         return found
@@ -88,9 +141,15 @@ class Gate:
                 "nearest": bound.distance,
                 "nearest_from": f"{bound.pictures} {bound.origin} pictures",
                 "probability": self.least[label],
+                **self._seen(label),
             }
             for label, bound in self.bounds.items()
         }
+
+    def _seen(self, label: str) -> dict[str, Any]:
+        if self.sight is None:
+            return {}
+        return {"furthest": self.sight.furthest[label], "space": self.sight.space.name}
 
 
 @dataclass(frozen=True)
@@ -158,7 +217,12 @@ def train_looker(case: Case, work: Work) -> Looker:
     return Looker(network)
 
 
-def gate_of(case: Case, looker: Looker, bounds: Mapping[str, Bound]) -> Gate:
+def gate_of(
+    case: Case,
+    looker: Looker,
+    bounds: Mapping[str, Bound],
+    say: Callable[[str], None] = lambda text: None,
+) -> Gate:
     """The gate by what real pictures get: of a class with few to calibrate, those of all."""
     own = [looker.shares(pictures)[:, number] for number, pictures in enumerate(case.calibration)]
     every = np.concatenate(own)
@@ -171,7 +235,10 @@ def gate_of(case: Case, looker: Looker, bounds: Mapping[str, Bound]) -> Gate:
         label: float(np.quantile(shares if len(shares) >= ENOUGH else every, IMPLAUSIBLE))
         for label, shares in zip(case.labels, own, strict=True)
     }
-    return Gate(case, bounds, least, looker)
+    space = gate_space(case)
+    if space is None:
+        say(f"warning: the gate looks with a classifier of the data alone: {missing()}")
+    return Gate(case, bounds, least, looker, None if space is None else sight_of(case, space))
 
 
 def draw(

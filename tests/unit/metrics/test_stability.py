@@ -15,7 +15,13 @@ from scipy.stats import norm
 from manege.cell import Trail, spread_of
 from manege.config import ALL, DataConfig, Stability
 from manege.data import TOYS, Dataset, Split, open_dataset, set_of
-from manege.metrics import StabilityGauge, points_space, random_space
+from manege.metrics import (
+    StabilityGauge,
+    feature_weights,
+    lite0_space,
+    points_space,
+    random_space,
+)
 from manege.metrics.distributions import toy_scores
 from manege.metrics.frechet import Moments, frechet_distance, frechet_distances, moments
 from manege.metrics.neighbours import balls, coverage, prdc
@@ -286,7 +292,16 @@ def test_short_rounds_are_measured_with_fewer_pictures(ring):
 def test_rounds_are_measured_when_they_are_due(ring):
     for every, due in ((1, [1, 2, 3, 4, 5, 6]), (3, [3, 6]), (None, [])):
         gauge = StabilityGauge(Stability(every_rounds=every), points_space(), ring, {})
-        assert [round_ for round_ in range(1, 7) if gauge.due(round_)] == due
+        assert [round_ for round_ in range(1, 7) if gauge.due(round_, 64)] == due
+
+
+def test_by_lite0_rounds_of_few_pictures_are_measured_together(ring):
+    space = lite0_space(8, 1, feature_weights())
+    for images, due in ((512, [1, 2, 3, 4, 5, 6]), (511, [2, 4, 6]), (192, [3, 6])):
+        gauge = StabilityGauge(Stability(), space, ring, {})
+        assert [round_ for round_ in range(1, 7) if gauge.due(round_, images)] == due
+    gauge = StabilityGauge(Stability(every_rounds=2), space, ring, {})
+    assert [round_ for round_ in range(1, 13) if gauge.due(round_, 192)] == [6, 12]
 
 
 class Bare(Dataset):

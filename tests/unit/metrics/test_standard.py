@@ -122,7 +122,7 @@ def test_the_antialiased_fid_has_a_name_of_its_own(contest, standard):
     (score,) = found.scores
     assert score.full_name == "clean-fid@inception-clean-11111111"
     assert score.value != named(run(contest, "fd"))["fid"].value
-    with pytest.raises(ConfigError, match="--metrics is: needs --features inception"):
+    with pytest.raises(ConfigError, match="--metrics is: needs --features lite0 or inception"):
         run(replace(contest, space=space), "is")
     assert "is" not in run(replace(contest, space=space)).left_out
 
@@ -133,8 +133,11 @@ def test_fid_of_few_pictures_is_refused_unless_allowed(contest, monkeypatch):
         with pytest.raises(ConfigError) as told:
             run(honest, group)
         text = str(told.value)
-        assert text.startswith(f"--metrics {group}: {COUNT} generated pictures are too few for FID")
-        assert "FID and IS, which take 10,000; use kid, or --allow-few-samples" in text
+        name = {"fd": "FID", "is": "IS"}[group]
+        assert text == (
+            f"--metrics {group}: {COUNT} generated pictures are too few for {name}, which takes "
+            "10,000; use kid, or --allow-few-samples"
+        )
     left_out = run(honest).left_out
     assert {"fd", "is"} <= left_out.keys()
     monkeypatch.setattr(conditions, "FEWEST_FOR_FID", COUNT)

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.tiny import TINY
 
 import manege
-from manege.errors import DataError
+from manege.errors import DataError, MachineError
 from manege.verdict.case import Case, Options, open_case
 from manege.verdict.copying import copies_of
 from manege.verdict.gate import Gate, Looker, bounds_of, draw, gate_of, train_looker
@@ -101,6 +101,32 @@ def test_copies_and_pictures_of_other_classes_do_not(case: Case, gate: Gate) -> 
     assert (copies == "near-copy").all()
     others = gate.reasons("0", np.concatenate([case.test[1], case.test[2]]))
     assert (others == "implausible").mean() > 0.9
+
+
+def test_noise_that_a_classifier_takes_for_a_class_is_left_out(case: Case, gate: Gate) -> None:
+    """A classifier of three digits sees one of them in anything at all."""
+    shape = (200, *case.train[0].shape[1:])
+    made = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    shows = gate.looker.shares(made).argmax(1)
+    label = LABELS[int(np.bincount(shows).argmax())]
+    taken = made[shows == LABELS.index(label)]
+    without = replace(gate, sight=None).reasons(label, taken)
+    assert (without == "").any()
+    assert (gate.reasons(label, taken) == "implausible").all()
+
+
+def test_without_lite0_the_gate_says_so(
+    case: Case, looker: Looker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(file: object = None) -> None:
+        raise MachineError("no weights")
+
+    monkeypatch.setattr("manege.verdict.gate.feature_weights", none)
+    monkeypatch.setattr("manege.verdict.gate.missing", lambda: "no weights")
+    said: list[str] = []
+    found = gate_of(case, looker, bounds_of(case), said.append)
+    assert found.sight is None
+    assert said == ["warning: the gate looks with a classifier of the data alone: no weights"]
 
 
 def test_the_bounds_are_told(gate: Gate) -> None:

@@ -69,6 +69,12 @@ def scores(run: Run, page: Page) -> Section | None:
                 "the next report shows it here."
             )
         )
+    section.add(
+        *(
+            paragraph(f"<strong>Found in training: {escape(line)}.</strong>")
+            for line in run.history.blind.values()
+        )
+    )
     figures += _training_scores(run, page)
     if figures:
         # Before what is folded.
@@ -81,6 +87,7 @@ def scores(run: Run, page: Page) -> Section | None:
 def _evaluation(kept: Kept, section: Section, page: Page) -> list[str]:
     known = {str(one["name"]): one for one in kept.overall}
     tiles = "".join(_tile(known[name]) for name in HEADLINES if name in known)
+    section.add(*(paragraph(f"<strong>{escape(line)}.</strong>") for line in kept.blind))
     section.add(f'<div class="tiles">{tiles}</div>', paragraph(_protocol(kept), "muted"))
     section.add(details("All scores, with their definitions", _score_table(kept)))
     per_class, figures = kept.per_class, []
@@ -117,6 +124,13 @@ def _tile(one: dict[str, Any]) -> str:
     name = str(one["name"])
     floor = one.get("floor")
     real = f"<br>real pictures: {told(floor['value'])}" if floor else ""
+    if "blind" in (one.get("marks") or ()):
+        # No headline; the table below has the number.
+        return (
+            f'<div class="tile"><div class="name">{escape(NAMES.get(name, name))}</div>'
+            '<div class="value">–</div><div class="more">withheld: its feature space is blind'
+            "<br>for these data</div></div>"
+        )
     marks = "".join(f" ({escape(mark)})" for mark in one.get("marks") or ())
     return (
         f'<div class="tile"><div class="name">{escape(NAMES.get(name, name))}</div>'
@@ -147,9 +161,10 @@ def _score_table(kept: Kept) -> str:
         label = f" [{escape(one['label'])}]" if one.get("label") is not None else ""
         floor = (one.get("floor") or {}).get("value")
         interval = f"{told(one.get('low'))} to {told(one.get('high'))}"
+        marks = "".join(f" ({escape(mark)})" for mark in one.get("marks") or ())
         rows.append(
             (
-                f"{escape(one['name'])}{label}",
+                f"{escape(one['name'])}{label}{marks}",
                 told(one["value"]),
                 interval,
                 told(floor) if floor is not None else "",
@@ -170,8 +185,9 @@ def _training_scores(run: Run, page: Page) -> list[str]:
             Whisker(key, float(one["value"]), one.get("low"), one.get("high"))
             for key, one in sorted(best.items(), key=lambda pair: float(pair[1]["value"]))
         ][:40]
+        mark = " (blind)" if history.blind else ""
         drawing = charts.whiskers(
-            f"Best {titled(history.metric)} during training",
+            f"Best {titled(history.metric)} during training{mark}",
             "against training pictures; by it the generator was chosen",
             rows,
         )

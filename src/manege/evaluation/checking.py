@@ -1,0 +1,92 @@
+"""Whether the feature spaces of an evaluation see the data at hand: what they are tried with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from manege import device, pictures
+from manege.config import stream
+from manege.data import PictureSet, Split, cache, set_of
+from manege.errors import DataError
+from manege.evaluation.reference import Against
+from manege.evaluation.subject import Judged
+from manege.metrics import Space
+from manege.metrics.controls import EARLY_GENERATOR, FRESH_GENERATOR, MOST, RULE, check
+from manege.models import PictureShape, build_generator, generate, initialise
+from manege.rundir import RunDir
+from manege.sampler import run_config
+
+_KIND = "controls"
+_DRAWN = 64
+"""Pictures that an untrained generator draws together."""
+
+
+def checks_of(judged: Judged, against: Against, spaces: Iterable[Space]) -> dict[str, Any]:
+    """For each space that could be tried on the data, by its name, what came of it, for JSON."""
+    if against.dataset is None:
+        return {}
+    # Twice as many: where few are held out, training pictures are halved.
+    train, held_out = (set_of(against.dataset, split, 2 * MOST) for split in Split)
+    drawn = {} if judged.rundir is None else _drawn(judged.rundir, judged.form)
+    found = {space.name: _checked(space, train, held_out, drawn) for space in spaces}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _checked(
+    space: Space, train: PictureSet, held_out: PictureSet, drawn: dict[str, np.ndarray]
+) -> dict[str, Any] | None:
+    """What came of it, from the cache where the same was asked before."""
+    digests = [hashlib.sha256(one.tobytes()).hexdigest() for one in drawn.values()]
+    key = cache.key(
+        _KIND, RULE, space.kind, space.sha256, train.digest, held_out.digest, [*drawn], digests
+    )
+    entry = cache.find(key, kind=_KIND)
+    if entry is not None:
+        known: dict[str, Any] | None = json.loads(entry.open().tobytes())
+        return known
+    found = check(space, train, held_out, drawn)
+    tree = None if found is None else found.as_dict()
+    text = np.frombuffer(json.dumps(tree).encode(), dtype=np.uint8)
+    cache.store(key, text.shape, (), [text], kind=_KIND)
+    return tree
+
+
+def _drawn(rundir: RunDir, form: tuple[int, int]) -> dict[str, np.ndarray]:
+    """What the run's generators drew when they could not draw yet."""
+    found = {}
+    if form[0] > 1:
+        sheets = [_sheet(path, form) for path in sorted(rundir.path.glob("samples/*/early.png"))]
+        if kept := [one for one in sheets if one is not None]:
+            found[EARLY_GENERATOR] = np.concatenate(kept)
+    found[FRESH_GENERATOR] = _fresh(rundir, form)
+    return found
+
+
+def _sheet(path: Path, form: tuple[int, int]) -> np.ndarray | None:
+    """The pictures of a sheet, None when it is damaged: it is kept to be looked at."""
+    try:
+        found = pictures.cut_up(path, form[0])
+    except DataError:
+        return None
+    return found if found.shape[3] == form[1] else None
+
+
+def _fresh(rundir: RunDir, form: tuple[int, int]) -> np.ndarray:
+    """Pictures of the run's own kind of generator before any training."""
+    config = run_config(rundir)
+    network = build_generator(config.networks, PictureShape(*form)).to_empty(device="cpu")
+    rng = stream(config.seed, cell="", purpose="fresh generator")
+    with device.threads(1), torch.no_grad():
+        initialise(network, rng)
+        parts = [
+            generate(network, rng.standard_normal((_DRAWN, network.latent), dtype=np.float32))
+            for _ in range(MOST // _DRAWN)
+        ]
+    return np.concatenate(parts)
