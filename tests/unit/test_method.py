@@ -20,7 +20,7 @@ from manege.api import Run, start_run
 from manege.cell import Weights, generator_with
 from manege.config import DataConfig, RunConfig, partition, resolve, stream
 from manege.data import Split, open_dataset
-from manege.errors import CheckpointError
+from manege.errors import CheckpointError, MachineError
 from manege.methods import Independent
 from manege.metrics import ClassScorer, Space, load_space, random_space, save_space
 from manege.metrics.networks import FeatureNetwork, initialise_random
@@ -134,6 +134,16 @@ def test_a_state_with_nan_is_not_finite():
     assert state.is_finite()
     state.pair.discriminator.record[3] = float("nan")
     assert not state.is_finite()
+
+
+@pytest.fixture(autouse=True)
+def _no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One class without Lite0's weights is scored in random features: quick, as all of this is."""
+
+    def none(file: object = None) -> None:
+        raise MachineError("no weights")
+
+    monkeypatch.setattr("manege.metrics.classifier.feature_weights", none)
 
 
 # With a scorer.

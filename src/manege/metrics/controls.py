@@ -93,7 +93,7 @@ def check(
     made: bool = True,
     fewest: int = FEWEST,
 ) -> Check | None:
-    """Real pictures and controls in a space; None where there are too few real pictures to tell.
+    """Real pictures and controls in a space; None where there are too few pictures to tell.
 
     Args:
         space: where to look.
@@ -113,7 +113,9 @@ def check(
     if min(len(reference), len(real)) < fewest:
         return None
     wrong = _made(real) if made else {}
-    wrong |= {name: _thinned(pictures) for name, pictures in drawn.items() if len(pictures)}
+    wrong |= {name: _thinned(some) for name, some in drawn.items() if len(some) >= FEWEST}
+    if not wrong:
+        return None
     reference_MD = space.features(reference)
     radius_M = balls(reference_MD, NEIGHBOURS)
 

@@ -101,6 +101,9 @@ def test_few_pictures_tell_nothing():
     found = check(lite0(dataset), real, as_set(few[:0]), {})
     assert found is not None
     assert found.real.pictures == 50
+    # Nor does a sheet of three pictures, by itself.
+    three = {EARLY_GENERATOR: real.pictures[:3]}
+    assert check(lite0(dataset), real, real, three, made=False) is None
 
 
 def test_what_to_use_instead():
