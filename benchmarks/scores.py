@@ -16,7 +16,7 @@ import numpy as np
 from manege import device
 from manege.config import resolve, stream
 from manege.data import PictureSet, Split, open_dataset, set_of
-from manege.metrics import Contest, Space, measure, space_for
+from manege.metrics import Contest, Space, classifier_for, measure
 from manege.metrics.frechet import frechet
 from manege.metrics.kid import kid
 from manege.metrics.neighbours import nearest, prdc
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5)
     arguments = parser.parse_args()
     dataset = open_dataset(resolve(flags={"data.source": arguments.data}).data)
-    space = space_for(dataset)
+    space = classifier_for(dataset)
     train, held_out = (set_of(dataset, split) for split in Split)
     print(f"{space.name}, {space.dimensions} dimensions, accuracy {space.accuracy}\n")
     with device.threads(1):
