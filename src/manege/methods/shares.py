@@ -92,18 +92,22 @@ class Shares:
 
     def _versions(self, count: int) -> int:
         """In how many forms each of so many real pictures is shown."""
-        augment = self._config.training.augment
-        if isinstance(augment, FewAugment) and count < augment.below:
-            return augment.versions
+        few = self._few(count)
+        if few is not None:
+            return few.versions
         return 2 if self._config.training.flip else 1
+
+    def _few(self, count: int) -> FewAugment | None:
+        """How so many pictures are changed because they are few, None where they are not."""
+        augment = self._config.training.augment
+        return augment if isinstance(augment, FewAugment) and count < augment.below else None
 
     def augment_of(self, cell: str, state: CellState) -> tuple[float, bool]:
         """The chance of each change to the cell's pictures, and whether holes are among them."""
-        augment = self._config.training.augment
-        if isinstance(augment, FewAugment):
-            few = len(self._pool(self.labels[cell]).pictures) < augment.below
-            return (augment.chance if few else 0.0), False
-        return state.augment, True
+        if not isinstance(self._config.training.augment, FewAugment):
+            return state.augment, True
+        few = self._few(len(self._pool(self.labels[cell]).pictures))
+        return (0.0 if few is None else few.chance), False
 
     def moved(self, device: torch.device) -> Self:
         """The same pictures, for discriminators elsewhere."""
@@ -155,8 +159,9 @@ class Shares:
             )
             if self.features is not None and self._keeps_seen:
                 pool = self._pools[labels]
-                versions = self._versions(len(pool.pictures))
-                pool.seen = Seen(self.features, pool.pictures, versions, self._showing(labels))
+                count = len(pool.pictures)
+                showing = self._showing(labels, count)
+                pool.seen = Seen(self.features, pool.pictures, self._versions(count), showing)
         return self._pools[labels]
 
     def streams(self, cell: str, state: CellState) -> Streams:
@@ -196,13 +201,12 @@ class Shares:
             reals.append(Batch(pictures, self.on_device(labels)))
         return reals
 
-    def _showing(self, labels: tuple[str, ...]) -> Callable[[Tensor, int, int], Tensor]:
-        """How version v of the pictures that begin at some row of a pool looks."""
-        training, side = self._config.training, self.shape.size
+    def _showing(self, labels: tuple[str, ...], count: int) -> Callable[[Tensor, int, int], Tensor]:
+        """How version v of the pictures that begin at some row of a pool of so many looks."""
+        training, side, few = self._config.training, self.shape.size, self._few(count)
 
         def show(pictures: Tensor, start: int, version: int) -> Tensor:
-            augment = training.augment
-            if not isinstance(augment, FewAugment):
+            if few is None:
                 return pictures.flip(3) if version else pictures
             rng = stream(
                 self._config.seed,
@@ -213,7 +217,7 @@ class Shares:
             )
             if training.flip:
                 pictures = _flipped(pictures, rng)
-            changes = draw_changes(rng, len(pictures), side, augment.chance, holes=False)
+            changes = draw_changes(rng, len(pictures), side, few.chance, holes=False)
             return change(pictures, changes)
 
         return show
