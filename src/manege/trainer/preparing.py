@@ -221,9 +221,9 @@ def prepare_resume(
     if rounds is not None or budget_s is not None:
         before = config
         config = amended(config, {"rounds": rounds, "budget_s": budget_s})
-        with suppress(CheckpointError):  # Damage is told of when the cells are opened.
-            _check_rounds(rundir, config)
-            _check_budget(rundir, before, config, trainers)
+        # What is damaged, or another run's, is told of when the cells are opened.
+        with suppress(CheckpointError):
+            _check_length(rundir, before, config, trainers)
     device.place(config.device, 0, device.gpus_for(config.device))
     dataset = open_dataset(config.data)
     digests = _decode(config, dataset, look)
@@ -248,33 +248,29 @@ def _warn_of_other_bits(rundir: RunDir, look: Look) -> None:
         )
 
 
-def _check_rounds(rundir: RunDir, config: RunConfig) -> None:
-    """Raise ConfigError when a cell has had more rounds than the run is to have."""
+def _check_length(rundir: RunDir, before: RunConfig, config: RunConfig, trainers: int) -> None:
+    """Raise ConfigError when the run has had more rounds, or more time, than it is to have."""
     # By the commits: the status of a run that was killed lags behind them.
-    had = {cell: rundir.commits(cell)[0].round_ for cell in rundir.cells()}
-    if not had or config.rounds is None:
+    had = {
+        cell: (found.round_, float(found.meta["spent_s"]))
+        for cell in rundir.cells()
+        if (found := rundir.load(cell, identity=config.identity())) is not None
+    }
+    if not had:
         return
-    cell = max(had, key=lambda one: had[one])
-    if had[cell] > config.rounds:
+    cell, (rounds, _) = max(had.items(), key=lambda one: one[1][0])
+    if config.rounds is not None and rounds > config.rounds:
         raise ConfigError(
-            f"{rundir.path}: {cell!r} has had {had[cell]} rounds, --rounds {config.rounds} asks "
-            f"for fewer; give {had[cell]} or more, or leave it out"
+            f"{rundir.path}: {cell!r} has had {rounds} rounds, --rounds {config.rounds} asks for "
+            f"fewer; give {rounds} or more, or leave it out"
         )
-
-
-def _check_budget(rundir: RunDir, before: RunConfig, config: RunConfig, trainers: int) -> None:
-    """Raise ConfigError when the run has been trained for longer than it is to be."""
     # What was asked for before may be asked for again: a last step goes a little beyond it.
     if config.budget_s is None or config.budget_s >= (before.budget_s or float("inf")):
         return
-    spent_s = [
-        float(found.meta["spent_s"])
-        for cell in rundir.cells()
-        if (found := rundir.load(cell, identity=config.identity())) is not None
-    ]
+    spent_s = [spent_s for _, spent_s in had.values()]
     # Every trainer has its own wall time, but no cell can have had less than it was trained for.
     each = trainers if config.budget_clock == "wall" else 1
-    trained_s = max(sum(spent_s) / each, *spent_s, 0.0)
+    trained_s = max(sum(spent_s) / each, *spent_s)
     if trained_s > config.budget_s:
         raise ConfigError(
             f"{rundir.path}: trained for {duration(trained_s)}, --budget "
