@@ -18,6 +18,7 @@ import torch
 import yaml
 
 from manege import __version__
+from manege.rundir import RunDir
 
 from .command import TINY, Done, run_here
 from .conftest import Command
@@ -375,7 +376,8 @@ def test_a_signal_stops_with_everything_saved(
     drawn = manege("sample", "long", "-n", "4", "-o", "a.png")
     assert drawn.code == 0
     assert drawn.err == "manege: missing from this model: '7' (not trained yet)\n"
-    assert manege("resume", "long", "--rounds", "1", "--json").json["state"] == "finished"
+    rounds = str(RunDir.open(tmp_path / "long").commits("3")[0].round_ + 1)
+    assert manege("resume", "long", "--rounds", rounds, "--json").json["state"] == "finished"
 
 
 def test_an_interruption_before_the_start_is_one_line(tmp_path: Path) -> None:
