@@ -132,11 +132,11 @@ def test_a_start_removes_what_a_writer_killed_in_the_middle_left(cell, place):
     path.parent.mkdir(parents=True, exist_ok=True)
     pid = os.fork()
     if pid == 0:
-        # The kernel kills it when the file has ten bytes.
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
         try:
+            # The kernel kills it when the file has ten bytes.
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
             write_atomic(path, bytes(100))
         finally:
             os._exit(0)
