@@ -63,12 +63,14 @@ def test_train_and_resume_end_in_the_same_bits(here: Path, runtime: str) -> None
     once = ended(here / "clean")
     assert not told(manege("resume", "clean", "--rounds", "2"))
     entries = damage(here)
-    assert told(manege("train", "animals", *RUN, "--rounds", "1", "--out", "run")) == {
-        str(entry) for entry in entries
-    }
+    # A trainer's own lines, about features, are in its log.
+    pictures = {str(entry) for entry in entries if entry.parent.name == "pictures"}
+    every = {str(entry) for entry in entries}
+    said = told(manege("train", "animals", *RUN, "--rounds", "1", "--out", "run"))
+    assert pictures <= said <= every
     assert ended(here / "run") == once
     damage(here)
-    assert told(manege("resume", "run", "--rounds", "2")) == {str(entry) for entry in entries}
+    assert pictures <= told(manege("resume", "run", "--rounds", "2")) <= every
     assert ended(here / "run") == ended(here / "clean")
 
 
@@ -86,7 +88,7 @@ def test_evaluate_and_compare_tell_the_same_scores(here: Path) -> None:
     both = run_here("compare", "run", "other", *how[:-1], "--out", "a.png", "--json", cwd=here)
     assert both.code == 0, both.err
     kinds = {entry.parent.name for entry in damage(here)}
-    assert kinds == {"pictures", "features"}
+    assert kinds == {"pictures", "features", "controls"}
     again = run_here("evaluate", "run", *how, cwd=here / "copies")
     assert again.code == 0, again.err
     assert {Path(path).parent.name for path in told(again.err)} == kinds

@@ -165,8 +165,9 @@ def test_odd_labels_that_may_be_are_drawn_into_the_folder(
 
 def test_labels_of_numbers_without_end_are_refused_in_data(manege: Command, tmp_path: Path) -> None:
     images = np.zeros((40, 8, 8), np.uint8)
-    np.savez(tmp_path / "a.npz", images=images, labels=np.repeat(["9" * 5000, "b"], 20))
-    assert_refused(manege("data", "check", "a.npz"), "a.npz", "cannot be a label")
+    for digits, told in ((5000, "strings of at most"), (1010, "cannot be a label")):
+        np.savez(tmp_path / "a.npz", images=images, labels=np.repeat(["9" * digits, "b"], 20))
+        assert_refused(manege("data", "check", "a.npz"), "a.npz", told)
 
 
 # Labels that would share a folder.

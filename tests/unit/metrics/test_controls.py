@@ -141,7 +141,7 @@ def run(photographs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of some seconds, whose generators draw coloured noise."""
     out = tmp_path_factory.mktemp("noise") / "run"
     quick = {"stability__every_rounds": None, "score__metric": "none", "data__size": 32}
-    return manege.train(str(photographs), preset="modern", rounds=30, out=out, **quick).path
+    return manege.train(str(photographs), preset="modern-pixels", rounds=30, out=out, **quick).path
 
 
 def test_noise_that_training_drew_is_told_by_lite0(run: Path):
