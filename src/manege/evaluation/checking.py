@@ -52,9 +52,11 @@ def _checked(
         known: dict[str, Any] | None = json.loads(entry.open().tobytes())
         return known
     found = check(space, train, held_out, drawn)
-    tree = None if found is None else found.as_dict()
-    text = np.frombuffer(json.dumps(tree).encode(), dtype=np.uint8)
-    cache.store(key, text.shape, (), [text], kind=_KIND)
+    text = json.dumps(None if found is None else found.as_dict())
+    content = np.frombuffer(text.encode(), dtype=np.uint8)
+    cache.store(key, content.shape, (), [content], kind=_KIND)
+    # As it will be read from the cache: lists, where there were tuples.
+    tree: dict[str, Any] | None = json.loads(text)
     return tree
 
 
