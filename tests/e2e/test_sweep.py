@@ -104,6 +104,41 @@ def test_the_time_of_a_plan_ends_its_runs(manege: Command, tmp_path: Path) -> No
     assert finished["round"] < 1000
 
 
+def test_scores_are_taken_at_every_time_on_the_way(manege: Command, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "data: digits\nclasses: [3, 8]\nseeds: [5]\nbudget_s: [0.3, 0.9]\nsamples: 60\n"
+        "features: [random]\nrecipes:\n"
+        "  pairs: {preset: paper, networks: {kind: mlp, hidden: 16}, training.batch: 32}\n"
+        "  told: {preset: paper, method: conditional, networks: {kind: mlp, hidden: 16}}\n"
+    )
+    done = manege("sweep", "plan.yaml", "-o", "out", "--json")
+    assert done.code == 0, done.err
+    out = tmp_path / "out"
+    tree = json.loads((out / "table.json").read_text())
+    early, late = tree["on_the_way"]
+    assert (early["each_s"], late["each_s"]) == (0.3, 0.9)
+    assert tree["rows"] == late["rows"] == done.json["rows"]
+    for before, after in zip(early["rows"], late["rows"], strict=True):
+        assert after["rounds"][0] > before["rounds"][0]
+        assert after["values"]["kid"] != before["values"]["kid"]
+    for run, least_s in (("pairs/seed-5/3", 0.9), ("told/seed-5/all", 1.8)):
+        first, last = events(out / "runs" / run, "cell_finished")
+        assert least_s / 3 <= first["spent_s"] < last["spent_s"]
+        assert last["spent_s"] >= least_s  # Of all its classes, and one run went on.
+    table = (out / "table.md").read_text()
+    assert "0.3 s of CPU time a class" in table
+    assert "0.9 s of CPU time a class" in table
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+    # What was measured on the way is kept: the models of then are gone.
+    before = files(out / "runs")
+    again = manege("sweep", "plan.yaml", "-o", "out", "--json")
+    assert again.json == done.json
+    assert json.loads((out / "table.json").read_text()) == tree
+    assert files(out / "runs") == before
+
+
 def files(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {
         str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
@@ -195,6 +230,7 @@ def test_a_sweep_interrupted_and_started_again_gives_the_same_table(
         (("hinge", "hing"), "recipe told: configuration: training.loss"),
         (("bce:", "../bce:"), "recipes: found '../bce'"),
         (("budget_s: 60", "budget_s: soon"), "budget_s"),
+        (("budget_s: 60", "budget_s: [60, 30]"), "some that rise"),
         (("seeds:", "sedes:"), "sedes"),
         (("[auto, random]", "[pixels]"), "features.0"),
         (("data: digits", "data: [digits"), "plan.yaml"),
@@ -236,7 +272,8 @@ def test_classes_that_differ_behind_a_point_have_configurations_of_their_own(
         "features: [random]\nrecipes:\n"
         "  r: {preset: paper, rounds: 1, networks: {kind: mlp, hidden: 16}, training.batch: 32}\n"
     )
-    manege("sweep", "plan.yaml", "-o", "out", "--jobs", "2")
+    done = manege("sweep", "plan.yaml", "-o", "out", "--jobs", "2")
+    assert done.code == 0, done.err
     for label in ("v1.5", "v1.7"):
         run = tmp_path / "out" / "runs" / "r" / "seed-5" / label
         assert json.loads((run / "data.json").read_text())["classes"].keys() == {label}

@@ -473,6 +473,9 @@ def test_a_server_that_is_dead_already_is_one_line_too(tmp_path):
         prepared = server.prepare(new_run(config, tmp_path / "run", "test"), manner)
         server.kill()
         assert server.channel.wait(60)
+        # An agent hears of it before it is asked to load anything.
+        with pytest.raises(MachineError, match="trainer server died while loading the run"):
+            server.answers()
         with pytest.raises(MachineError, match="trainer server died while loading the run"):
             server.bind(prepared, manner)
     with Server() as server:

@@ -28,9 +28,10 @@ def sweep(
 ) -> None:
     """Train recipes on the same classes and seeds at equal CPU time, and compare their scores.
 
-    FILE names data, classes, seeds, budget_s (CPU time a class), base (keys of all runs) and
-    recipes (a name and its keys each). The sweep can be stopped and started again: finished runs
-    are kept, stopped ones go on. Writes table.md, table.json, plot.png and sheets/ into the folder.
+    FILE names data, classes, seeds, budget_s (CPU time a class; of several, scores are taken
+    at each), base (keys of all runs) and recipes (a name and its keys each). The sweep can be
+    stopped and started again: finished runs are kept, stopped ones go on. Writes table.md,
+    table.json, plot.png, curve.png and sheets/ into the folder.
     """
     from manege.errors import ConfigError
     from manege.progress import counter
@@ -41,30 +42,39 @@ def sweep(
         raise ConfigError(f"--jobs {jobs}: expected at least 1")
     settled, units = load_plan(plan, data_root)
     _keep_plan(plan, out)
+    stages = []
     try:
-        with StopSignals() as stop:
-            failed = run_all(units, out, jobs=jobs, tell=_tell, stop=stop)
+        for each_s in settled.budget_s:
+            with StopSignals() as stop:
+                failed = run_all(units, out, each_s=each_s, jobs=jobs, tell=_tell, stop=stop)
+            stages.append(
+                measure_all(
+                    settled,
+                    units,
+                    out,
+                    each_s=each_s,
+                    say=_warn,
+                    counting=counter,
+                    data_root=data_root,
+                )
+            )
     except KeyboardInterrupt:
         say(f"stopped and saved; go on with the same command (folder {out})")
         raise typer.Exit(EXIT_STOPPED) from None
-    rows, common = measure_all(
-        settled, units, out, say=_warn, counting=counter, data_root=data_root
-    )
-    table, plot = write_table(rows, common, settled, out)
+    written = write_table(stages, settled, out)
     if json_:
         emit_json(
             {
                 "out": str(out),
-                "table": str(table),
-                "plot": str(plot),
-                "rows": [vars(row) for row in rows],
+                **{path.stem: str(path) for path in written},
+                "rows": [vars(row) for row in stages[-1].rows],
                 "failed": list(failed),
             }
         )
     else:
-        say(table.read_text(encoding="utf-8").rstrip())
-        say(f"table: {table}")
-        say(f"plot: {plot}")
+        say(written[0].read_text(encoding="utf-8").rstrip())
+        for path in written:
+            say(f"{path.stem}: {path}")
     raise typer.Exit(EXIT_FAILED_CELL if failed else 0)
 
 

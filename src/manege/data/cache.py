@@ -17,7 +17,7 @@ import secrets
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -76,6 +76,19 @@ def cache_folder() -> Path:
         ) from error
 
 
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"warning: {text}\n")
+
+
+_warn: Callable[[str], object] = _to_stderr
+
+
+def warn_by(warn: Callable[[str], object]) -> None:
+    """Lines about damaged entries go there: a trainer's standard error is a log."""
+    global _warn
+    _warn = warn
+
+
 def key(*parts: Any) -> str:
     """The entry's name: a hash of everything its content depends on."""
     spelled = json.dumps([_FORMAT, *parts], separators=(",", ":"))
@@ -98,7 +111,7 @@ def find(key: str, kind: str = _PICTURES) -> Entry | None:
     # Damage makes readers throw whatever its meaning comes to.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        sys.stderr.write(f"warning: {array}: cannot be used ({reason}); made again\n")
+        _warn(f"{array}: cannot be used ({reason}); made again")
         return None
     return entry
 

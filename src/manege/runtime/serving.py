@@ -159,9 +159,13 @@ class Server:
     def answers(self) -> list[dict[str, Any]]:
         """Return what it has said; MachineError when it is dead."""
         try:
-            return [message for message, _ in self.channel.receive()]
+            said = [message for message, _ in self.channel.receive()]
         except (Gone, Garbled):
             raise self.lost() from None
+        for message in said:
+            if message["is"] == "prepared":
+                self._run = Path(message["path"])
+        return said
 
     def lost(self) -> MachineError:
         """Return the error for a server that died before it had forked a trainer."""

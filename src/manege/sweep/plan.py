@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from manege.config import Label, Method, RunConfig, Seconds, resolve
 from manege.errors import ConfigError
@@ -16,6 +23,16 @@ from manege.rundir import cell_folder
 from manege.yamltext import load_yaml
 
 RECIPE_NAME = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}"
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _rising(times: tuple[float, ...]) -> tuple[float, ...]:
+    if not times or list(times) != sorted(set(times)):
+        raise ValueError("expected a time, or some that rise: [30, 60, 100]")
+    return times
 
 
 Features = Annotated[str, Field(pattern=r"^(auto|classifier|random|mnist-logits(=.+)?)$")]
@@ -29,8 +46,9 @@ class Plan(BaseModel):
     data: str = Field(min_length=1)
     classes: tuple[Label, ...] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
-    budget_s: Seconds
-    """CPU time for each class; a recipe with one model for all of them gets it for each."""
+    budget_s: Annotated[tuple[Seconds, ...], BeforeValidator(_listed), AfterValidator(_rising)]
+    """CPU time for each class; a recipe with one model for all of them gets it for each. Of
+    several, scores are taken at each, on the way to the last."""
     base: dict[str, Any] = Field(default_factory=dict)
     """Configuration keys, nested or dotted, of all runs."""
     recipes: dict[str, dict[str, Any]] = Field(min_length=1)
@@ -50,6 +68,11 @@ class Unit:
     seed: int
     classes: tuple[str, ...]
     config: RunConfig
+    """With the plan's first budget."""
+
+    def budget_s(self, each_s: float) -> float:
+        """The run's time, of that of a class."""
+        return each_s * len(self.classes)
 
     @property
     def name(self) -> str:
@@ -98,7 +121,7 @@ def _units(path: Path, plan: Plan, recipe: str, seed: int, data_root: str | None
                     **flags,
                     **common,
                     "data.classes": list(classes),
-                    "budget_s": plan.budget_s,
+                    "budget_s": plan.budget_s[0],
                 },
             )
         except ConfigError as error:
@@ -113,7 +136,7 @@ def _units(path: Path, plan: Plan, recipe: str, seed: int, data_root: str | None
                 **flags,
                 **common,
                 "data.classes": list(plan.classes),
-                "budget_s": plan.budget_s * len(plan.classes),
+                "budget_s": plan.budget_s[0] * len(plan.classes),
             },
         )
         return [Unit(recipe, seed, plan.classes, together)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from manege.config import to_yaml
+from manege.config import stored, to_yaml
 from manege.errors import EXIT_FAILED_CELL, EXIT_FINE, EXIT_STOPPED, ManegeError
 from manege.files import below, make_folder, write_atomic
 from manege.rundir import RunDir
@@ -48,12 +48,16 @@ def run_all(
     units: Sequence[Unit],
     out: Path,
     *,
+    each_s: float,
     jobs: int,
     tell: Callable[[Progress], None],
     stop: Callable[[], str | None],
 ) -> tuple[str, ...]:
-    """The names of the runs that failed, once all have ended; KeyboardInterrupt when stopped."""
-    waiting = [unit for unit in units if _state(out, unit) not in ("finished", "failed")]
+    """Train each for a time a class, or on to it; KeyboardInterrupt when stopped.
+
+    Returns the names of the runs that failed, once all have ended.
+    """
+    waiting = [unit for unit in units if not _ended(out, unit, each_s)]
     failed = [unit.name for unit in units if _state(out, unit) == "failed"]
     before = done = len(units) - len(waiting)
     running: list[_Child] = []
@@ -61,7 +65,7 @@ def run_all(
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(_start(waiting.pop(0), out))
+                running.append(_start(waiting.pop(0), out, each_s))
             time.sleep(_POLL_S)
             if stopped_by := stop():
                 raise KeyboardInterrupt(stopped_by)
@@ -97,7 +101,21 @@ def _state(out: Path, unit: Unit) -> str | None:
     return str(RunDir.open(folder).status()["state"])
 
 
-def _start(unit: Unit, out: Path) -> _Child:
+def trained_s(out: Path, unit: Unit) -> float:
+    """The time that a run was given at last; 0 when it was never begun."""
+    if _state(out, unit) is None:
+        return 0.0
+    return stored(run_folder(out, unit) / "config.yaml").budget_s or 0.0
+
+
+def _ended(out: Path, unit: Unit, each_s: float) -> bool:
+    state = _state(out, unit)
+    if state == "finished":
+        return trained_s(out, unit) >= unit.budget_s(each_s)
+    return state == "failed"
+
+
+def _start(unit: Unit, out: Path, each_s: float) -> _Child:
     folder = below(out, "runs", unit.name)
     # Not with_suffix: what a label has after a point is no suffix, and two may share the rest.
     log_file, config = (below(out, "logs", f"{unit.name}.{kind}") for kind in ("log", "yaml"))
@@ -111,6 +129,8 @@ def _start(unit: Unit, out: Path) -> _Child:
         command += ["train", source, "--config", str(config), "--out", str(folder)]
     else:
         command += ["resume", str(folder)]
+        if trained_s(out, unit) < unit.budget_s(each_s):
+            command += ["--budget", f"{unit.budget_s(each_s)}s"]
     command += ["--runtime", "inline"]  # A run's time is that of one process.
     # A group of its own: Ctrl-C reaches the sweep alone, which then stops its runs.
     process = subprocess.Popen(

@@ -25,7 +25,7 @@ from manege.metrics import Counting
 from manege.rundir import RunDir
 from manege.sampler import Model, open_model
 from manege.sweep.plan import Plan, Unit
-from manege.sweep.runs import run_folder
+from manege.sweep.runs import run_folder, trained_s
 
 METRICS = ("kid", "fd", "prdc", "labels")
 TOY_METRICS = ("kid", "fd", "prdc", "modes")
@@ -41,9 +41,25 @@ SHOWN = (
     "modes",
     "high-quality",
 )
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Told apart by everybody (Okabe and Ito)."""
 _COLUMNS = 16
 _CAP_BYTES = 1 << 26
 _MOST_NAMED = 10
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All recipes after so much CPU time a class."""
+
+    each_s: float
+    rows: list[Row]
+    common: dict[str, Any]
+    """What all numbers have in common."""
+
+    def ranked(self) -> list[Row]:
+        """The rows, the smallest kernel distance first."""
+        return sorted(self.rows, key=lambda row: median(row.values.get("kid") or [np.inf]))
 
 
 @dataclass
@@ -72,17 +88,18 @@ def measure_all(
     units: Sequence[Unit],
     out: Path,
     *,
+    each_s: float,
     say: Callable[[str], None],
     counting: Counting = lambda verb: None,
     data_root: str | None = None,
-) -> tuple[list[Row], dict[str, Any]]:
-    """A row for each recipe, and what all numbers have in common."""
+) -> Stage:
+    """A row for each recipe, trained so long; as stored where runs have gone on since."""
     rows = {recipe: Row(recipe) for recipe in plan.recipes}
     common: dict[str, Any] = {}
     for seed in plan.seeds:
         for recipe, row in rows.items():
             own = [unit for unit in units if (unit.recipe, unit.seed) == (recipe, seed)]
-            tree = _measured(plan, own, out, say, counting, data_root)
+            tree = _measured(plan, own, out, each_s, say, counting, data_root)
             if tree is None:
                 row.failed.append(f"seed {seed}")
                 continue
@@ -95,20 +112,26 @@ def measure_all(
             for score in tree["scores"]:
                 if score["floor"] is not None and score["label"] is None:
                     common.setdefault("floors", {})[score["name"]] = score["floor"]["value"]
-    return list(rows.values()), common
+    return Stage(each_s, list(rows.values()), common)
 
 
 def _measured(
     plan: Plan,
     units: Sequence[Unit],
     out: Path,
+    each_s: float,
     say: Callable[[str], None],
     counting: Counting,
     data_root: str | None,
 ) -> dict[str, Any] | None:
     """The scores of a recipe and seed, as stored or computed now; None when a class is missing."""
     name = f"{units[0].recipe}-seed-{units[0].seed}"
+    if len(plan.budget_s) > 1:
+        name += f"-{each_s:g}s"
     path = below(out, "scores", f"{name}.json")
+    stored = _stored(path, plan)
+    if any(trained_s(out, unit) > unit.budget_s(each_s) for unit in units):
+        return stored  # None: a class failed then, and was begun again since.
     runs = [run_folder(out, unit) for unit in units]
     models = [open_model(run) for run in runs if _has_model(run)]
     if len(models) < len(runs) or any(model.missing for model in models):
@@ -116,15 +139,8 @@ def _measured(
     model = models[0]
     for other in models[1:]:
         model = model.merged(other)
-    try:
-        tree = json.loads(read_capped(path, _CAP_BYTES))
-        same_model = tree["protocol"]["subject"]["digest"] == model.digest
-        if same_model and tree["features"] == list(plan.features):
-            return dict(tree)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: damaged ({error!r}); delete it and try again") from None
+    if stored is not None and stored["protocol"]["subject"]["digest"] == model.digest:
+        return stored
     say(f"measuring {name}")
     first, *others = [
         evaluate(model, plan.data, options, say=say, counting=counting).as_dict()
@@ -145,15 +161,31 @@ def _measured(
     return tree
 
 
+def _stored(path: Path, plan: Plan) -> dict[str, Any] | None:
+    """Scores that were taken before, in the plan's feature spaces."""
+    try:
+        tree = json.loads(read_capped(path, _CAP_BYTES))
+        tree["protocol"]["subject"]["digest"], tree["scores"], tree["rounds"]
+        return dict(tree) if tree["features"] == list(plan.features) else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: damaged ({error!r}); delete it and try again") from None
+
+
 def _has_model(run: Path) -> bool:
     return (run / "model" / "model.json").is_file()
 
 
 def _options(plan: Plan, model: Model, data_root: str | None) -> list[Options]:
     """Everything in the first feature space, the Fréchet distance alone in others."""
+    space = plan.features[0]
+    metrics: tuple[str, ...] = TOY_METRICS if plan.data in TOY_NAMES else METRICS
+    if space == "random":  # It knows no labels.
+        metrics = tuple(name for name in metrics if name != "labels")
     first = Options(
-        metrics=TOY_METRICS if plan.data in TOY_NAMES else METRICS,
-        features=plan.features[0],
+        metrics=metrics,
+        features=space,
         samples=plan.samples,
         per_class=not model.unlabelled,
         classes=tuple(plan.classes),
@@ -181,19 +213,26 @@ def _write_sheet(path: Path, model: Model, seed: int) -> None:
     pictures.save_png(path, sheet, recipe, pictures.viewing_scale(model.shape.size))
 
 
-def write_table(
-    rows: Sequence[Row], common: dict[str, Any], plan: Plan, out: Path
-) -> tuple[Path, Path]:
-    """table.md (and table.json beside it) and plot.png; where they lie."""
-    table, plot = out / "table.md", out / "plot.png"
-    write_atomic(table, _markdown(rows, common, plan).encode())
-    tree = {
-        "common": common,
-        "rows": [vars(row) for row in rows],
-    }
-    write_atomic(out / "table.json", json.dumps(tree, indent=1).encode())
-    write_atomic(plot, _plot(rows, common, plan))
-    return table, plot
+def write_table(stages: Sequence[Stage], plan: Plan, out: Path) -> list[Path]:
+    """table.md (and table.json beside it), plot.png and, of several times, curve.png; all paths."""
+    last = stages[-1]
+    table = out / "table.md"
+    write_atomic(table, "\n".join(_markdown(stage, plan) for stage in stages).encode())
+    trees = [
+        {"each_s": stage.each_s, "common": stage.common, "rows": [vars(row) for row in stage.rows]}
+        for stage in stages
+    ]
+    write_atomic(
+        out / "table.json", json.dumps({**trees[-1], "on_the_way": trees}, indent=1).encode()
+    )
+    drawn = [table]
+    if any(row.values.get("kid") for row in last.rows):
+        write_atomic(out / "plot.png", _plot(last, plan))
+        drawn.append(out / "plot.png")
+    if len(stages) > 1:
+        write_atomic(out / "curve.png", _curve(stages, plan))
+        drawn.append(out / "curve.png")
+    return drawn
 
 
 def _frechet_elsewhere(plan: Plan) -> list[str]:
@@ -201,18 +240,19 @@ def _frechet_elsewhere(plan: Plan) -> list[str]:
     return [f"fd in {features.partition('=')[0]}" for features in plan.features[1:]]
 
 
-def _markdown(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> str:
+def _markdown(stage: Stage, plan: Plan) -> str:
+    rows, common = stage.rows, stage.common
     by_class = [f"kid [{label}]" for label in plan.classes]
     shown = (*SHOWN, *_frechet_elsewhere(plan), *by_class)
     names = [name for name in shown if any(row.values.get(name) for row in rows)]
     lines = [
         f"{plan.data}: {', '.join(plan.classes)}; seeds {', '.join(map(str, plan.seeds))}; "
-        f"{plan.budget_s:g} s of CPU time a class; median (range) over seeds.",
+        f"{stage.each_s:g} s of CPU time a class; median (range) over seeds.",
         "",
         f"| recipe | rounds | {' | '.join(names)} |",
         f"|---|---|{'---|' * len(names)}",
     ]
-    for row in sorted(rows, key=lambda row: median(row.values.get("kid") or [np.inf])):
+    for row in stage.ranked():
         rounds = f"{np.mean(row.rounds):.1f}" if row.rounds else "–"
         failed = f" (failed: {', '.join(row.failed)})" if row.failed else ""
         cells = [row.cell(name) for name in names]
@@ -247,23 +287,21 @@ def _scale_distances(axes: Any, values: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _plot(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> bytes:
+def _plot(stage: Stage, plan: Plan) -> bytes:
     """Every seed a point, the median a bar: kernel distance and coverage."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = sorted(
-        (row for row in rows if row.values.get("kid")), key=lambda row: median(row.values["kid"])
-    )
+    shown = [row for row in stage.ranked() if row.values.get("kid")]
     figure = Figure(figsize=(9, 1.2 + 0.42 * max(1, len(shown))), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, name in zip(figure.subplots(1, 2, sharey=True), ("kid", "coverage"), strict=True):
         for place, row in enumerate(shown):
             values = row.values.get(name, [])
-            axes.plot(values, [place] * len(values), "o", color="#0072B2", alpha=0.7)
+            axes.plot(values, [place] * len(values), "o", color=COLOURS[0], alpha=0.7)
             if values:
                 axes.plot(median(values), place, "|", color="black", markersize=18)
-        floor = common.get("floors", {}).get(name)
+        floor = stage.common.get("floors", {}).get(name)
         if floor is not None and (name != "kid" or floor > 0):
             axes.axvline(floor, color="#009E73", linestyle="--", label="real pictures")
             axes.legend(loc="best")
@@ -272,10 +310,50 @@ def _plot(rows: Sequence[Row], common: dict[str, Any], plan: Plan) -> bytes:
     distance = figure.axes[0]
     distance.invert_yaxis()
     _scale_distances(distance, [value for row in shown for value in row.values["kid"]])
+    figure.suptitle(f"{_which(plan)}; {stage.each_s:g} CPU s a class")
+    return _png(figure)
+
+
+def _curve(stages: Sequence[Stage], plan: Plan) -> bytes:
+    """Kernel distance and coverage over CPU time: medians, all seeds between the edges."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, name in zip(figure.subplots(1, 2), ("kid", "coverage"), strict=True):
+        for place, recipe in enumerate(row.recipe for row in stages[-1].ranked()):
+            found = [
+                (stage.each_s, row.values[name])
+                for stage in stages
+                for row in stage.rows
+                if row.recipe == recipe and row.values.get(name)
+            ]
+            times = [each_s for each_s, _ in found]
+            colour = COLOURS[place % len(COLOURS)]
+            middle = [median(values) for _, values in found]
+            axes.plot(times, middle, "o-", color=colour, markersize=4, label=recipe)
+            edges = [[edge(values) for _, values in found] for edge in (min, max)]
+            axes.fill_between(times, *edges, color=colour, alpha=0.15, linewidth=0)
+        axes.set_xscale("log")
+        axes.set_xticks([stage.each_s for stage in stages])
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("CPU seconds a class")
+        axes.set_title(f"{name} ({'smaller' if name == 'kid' else 'larger'} is better)")
+        axes.set_ylim(bottom=0)
+    figure.axes[0].legend(loc="best", fontsize="small")
+    figure.suptitle(_which(plan))
+    return _png(figure)
+
+
+def _which(plan: Plan) -> str:
     many = len(plan.classes) > _MOST_NAMED
-    which = f"{len(plan.classes)} classes" if many else ", ".join(plan.classes)
-    title = f"{plan.data}: {which}; {plan.budget_s:g} CPU s a class"
-    figure.suptitle(title)
+    return f"{plan.data}: {f'{len(plan.classes)} classes' if many else ', '.join(plan.classes)}"
+
+
+def _png(figure: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()

@@ -301,6 +301,10 @@ class Host:
             "step": 0 if state is None else state.step,
         }
 
+    def warn(self, text: str) -> None:
+        """Have the command say it, and the run remember it."""
+        self._tell.event("warning", message=text)
+
     def work(self) -> bool:
         """One step of one cell; whether there was one to take."""
         self._grant()

@@ -33,7 +33,7 @@ import torch
 
 from manege import device, failpoints, processes
 from manege.config import RunConfig
-from manege.data import open_dataset
+from manege.data import cache, open_dataset
 from manege.errors import EXIT_INPUT, EXIT_STOPPED, MachineError, ManegeError
 from manege.rundir import RunDir
 from manege.runtime.channel import Channel, Garbled, Gone, Received
@@ -317,6 +317,7 @@ def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
         listen=listen,
         tell_every_s=TELL_EVERY_S,
     )
+    cache.warn_by(host.warn)
     try:
         with processes.starting():
             threading.Thread(target=_beat, args=(host, channel), daemon=True).start()
