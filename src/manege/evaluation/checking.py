@@ -51,7 +51,7 @@ def _checked(
     if entry is not None:
         known: dict[str, Any] | None = json.loads(entry.open().tobytes())
         return known
-    found = check(space, train, held_out, drawn)
+    found = check(space, train.pictures, held_out.pictures, drawn)
     text = json.dumps(None if found is None else found.as_dict())
     content = np.frombuffer(text.encode(), dtype=np.uint8)
     cache.store(key, content.shape, (), [content], kind=_KIND)

@@ -21,7 +21,6 @@ import torch
 from torch.nn import functional as F
 
 from manege.config import stream
-from manege.data import PictureSet
 from manege.metrics.estimate import Estimate
 from manege.metrics.kid import kid
 from manege.metrics.neighbours import balls, coverage
@@ -86,8 +85,8 @@ def instead(space: str) -> str:
 
 def check(
     space: Space,
-    train: PictureSet,
-    held_out: PictureSet,
+    train: np.ndarray,
+    held_out: np.ndarray,
     drawn: Mapping[str, np.ndarray],
     *,
     made: bool = True,
@@ -103,7 +102,7 @@ def check(
         made: whether to look at shuffled pixels, a blur and so on too.
         fewest: real pictures on either side that it takes.
     """
-    reference, real = train.pictures, held_out.pictures
+    reference, real = train, held_out
     # A network that was not trained on these data has seen neither: then all stand for both, which
     # tells more where few are held out.
     if space.trained_on is None or len(real) < fewest:

@@ -280,10 +280,10 @@ class Lite0:
                 own = given[block.width].contiguous(memory_format=torch.channels_last)
                 gradient = own if gradient is None else gradient + own
             assert gradient is not None, "the last block's maps are asked for"
-            by_deep = _bounded(block.project.backward(_rows(gradient)), _rows(deep))
+            by_deep = _bounded_(block.project.backward(_rows(gradient)), _rows(deep))
             by_wide = block.depthwise.backward(_pictures(by_deep, deep), wide)
             # What went in is the output of a ReLU6 too: the widened maps, or the stem's.
-            rows = _bounded(_rows(by_wide), _rows(wide))
+            rows = _bounded_(_rows(by_wide), _rows(wide))
             if block.expand is not None:
                 rows = block.expand.backward(rows)
             by_input = _pictures(rows, wide)
@@ -319,7 +319,9 @@ def _pictures(x_NC: Tensor, like: Tensor) -> Tensor:
     return x_NC.view(count, side, side, -1).permute(0, 3, 1, 2)
 
 
-def _bounded(gradient: Tensor, output: Tensor) -> Tensor:
-    """A gradient through ReLU6, of which the output is known."""
-    found: Tensor = torch.ops.aten.hardtanh_backward(gradient, output, 0.0, _TOP)
+def _bounded_(gradient: Tensor, output: Tensor) -> Tensor:
+    """A gradient through ReLU6, of which the output is known; in the place of the one given."""
+    found: Tensor = torch.ops.aten.hardtanh_backward.grad_input(
+        gradient, output, 0.0, _TOP, grad_input=gradient
+    )
     return found

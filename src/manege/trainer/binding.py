@@ -89,7 +89,9 @@ def early_check(
     parts = partition(config, dataset.labels)
 
     def check(cell: str, drawn: np.ndarray) -> str | None:
-        train, held_out = (set_of(dataset, split, MOST_CHECKED, parts[cell]) for split in Split)
+        train, held_out = (
+            set_of(dataset, split, MOST_CHECKED, parts[cell]).pictures for split in Split
+        )
         early = {EARLY_GENERATOR: drawn}
         found = check_space(space, train, held_out, early, made=False, fewest=FEWEST_CHECKED)
         return None if found is None else told(found.space, found.blind)

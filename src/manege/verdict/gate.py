@@ -17,6 +17,7 @@ import numpy as np
 from manege.config import ALL
 from manege.errors import DataError, MachineError
 from manege.metrics import Space, feature_weights, lite0_space
+from manege.metrics.controls import check, told
 from manege.metrics.copies import ENOUGH, Bound, bound_of, nearest_of
 from manege.metrics.lite0_weights import missing
 from manege.metrics.neighbours import nearest
@@ -36,6 +37,8 @@ _MOST_TRIES = 8
 _TELLING = 256
 """So many are drawn before hope is given up."""
 
+_MOST_CHECKED = 128
+"""Pictures of a class that tell whether the gate's space sees the data."""
 _MOST_SEEN = 2_000
 """Training pictures of a class among which the nearest is sought."""
 
@@ -71,6 +74,8 @@ class Sight:
     """Each class's training pictures, M×D."""
     furthest: Mapping[str, float]
     """The distance that real pictures of the class stay below."""
+    blind: str | None = None
+    """Why the space does not see these data, in a line."""
 
     def strange(self, label: str, pictures_NSSC: np.ndarray) -> np.ndarray:
         """For each picture whether no training picture of the class is near."""
@@ -98,7 +103,13 @@ def sight_of(case: Case, space: Space) -> Sight:
         rows = space.features(held_out) if fresh else seen[label]
         distance_N = nearest(rows, seen[label], 1 if fresh else 2)[0][:, -1]
         furthest[label] = float(np.quantile(distance_N, 1 - IMPLAUSIBLE))
-    return Sight(space, seen, furthest)
+    train_, held_out = (
+        np.concatenate([one[:_MOST_CHECKED] for one in part])
+        for part in (case.train, case.calibration)
+    )
+    checked = check(space, train_, held_out, {})
+    blind = None if checked is None else told(checked.space, checked.blind)
+    return Sight(space, seen, furthest, blind)
 
 
 @dataclass(frozen=True)
@@ -149,7 +160,8 @@ class Gate:
     def _seen(self, label: str) -> dict[str, Any]:
         if self.sight is None:
             return {}
-        return {"furthest": self.sight.furthest[label], "space": self.sight.space.name}
+        mark = {} if self.sight.blind is None else {"blind": self.sight.blind}
+        return {"furthest": self.sight.furthest[label], "space": self.sight.space.name, **mark}
 
 
 @dataclass(frozen=True)
@@ -238,7 +250,11 @@ def gate_of(
     space = gate_space(case)
     if space is None:
         say(f"warning: the gate looks with a classifier of the data alone: {missing()}")
-    return Gate(case, bounds, least, looker, None if space is None else sight_of(case, space))
+        return Gate(case, bounds, least, looker)
+    sight = sight_of(case, space)
+    if sight.blind is not None:
+        say(f"warning: the gate lets through what it should not: {sight.blind}")
+    return Gate(case, bounds, least, looker, sight)
 
 
 def draw(

@@ -13,7 +13,7 @@ from tests.tiny import TINY
 import manege
 from manege import pictures as sheets
 from manege.config import DataConfig
-from manege.data import PictureSet, Split, open_dataset, set_of
+from manege.data import Split, open_dataset, set_of
 from manege.errors import DataError
 from manege.metrics import (
     Space,
@@ -32,17 +32,13 @@ pytestmark = pytest.mark.usefixtures("score_cache")
 
 def checked(space: Space, data: DataConfig, **drawn: np.ndarray) -> Check:
     dataset = open_dataset(data)
-    found = check(space, *(set_of(dataset, split, 512) for split in Split), drawn)
+    found = check(space, *(set_of(dataset, split, 512).pictures for split in Split), drawn)
     assert found is not None
     return found
 
 
 def lite0(dataset) -> Space:
     return lite0_space(dataset.size, dataset.channels, feature_weights())
-
-
-def as_set(pictures: np.ndarray) -> PictureSet:
-    return PictureSet("a", "train", pictures, None, "")
 
 
 NAMES = {"one picture repeated", "uniform noise", "shuffled pixels", "a strong blur"}
@@ -94,15 +90,15 @@ def test_real_pictures_drawn_early_would_make_a_space_blind():
 
 def test_few_pictures_tell_nothing():
     space, few = random_space(8, 1), np.zeros((6, 8, 8, 1), np.uint8)
-    assert check(space, as_set(few), as_set(few), {}) is None
+    assert check(space, few, few, {}) is None
     dataset = open_dataset(DataConfig(source="digits"))
-    real = set_of(dataset, Split.TRAIN, 100)
+    real = set_of(dataset, Split.TRAIN, 100).pictures
     # Nothing is held out: training pictures stand for both.
-    found = check(lite0(dataset), real, as_set(few[:0]), {})
+    found = check(lite0(dataset), real, few[:0], {})
     assert found is not None
     assert found.real.pictures == 50
     # Nor does a sheet of three pictures, by itself.
-    three = {EARLY_GENERATOR: real.pictures[:3]}
+    three = {EARLY_GENERATOR: real[:3]}
     assert check(lite0(dataset), real, real, three, made=False) is None
 
 

@@ -129,6 +129,25 @@ def test_without_lite0_the_gate_says_so(
     assert said == ["warning: the gate looks with a classifier of the data alone: no weights"]
 
 
+def test_a_gate_that_does_not_see_the_data_is_marked(
+    case: Case, looker: Looker, gate: Gate
+) -> None:
+    assert gate.sight is not None
+    assert gate.sight.blind is None
+    assert "blind" not in gate.description()["0"]
+    rng = np.random.default_rng(0)
+    noise = {
+        part: tuple(rng.integers(0, 256, one.shape, dtype=np.uint8) for one in getattr(case, part))
+        for part in ("train", "calibration")
+    }
+    said: list[str] = []
+    found = gate_of(replace(case, **noise), looker, gate.bounds, said.append)
+    (line,) = said
+    assert line.startswith("warning: the gate lets through what it should not: lite0-64-")
+    assert "uniform noise" in line
+    assert found.description()["0"]["blind"] in line
+
+
 def test_the_bounds_are_told(gate: Gate) -> None:
     told = gate.description()
     assert set(told) == set(LABELS)

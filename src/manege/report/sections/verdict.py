@@ -92,6 +92,8 @@ def _protocol(tree: Mapping[str, Any]) -> str:
     protocol = tree["protocol"]
     counts = list(protocol["data"]["train"].values())
     gated = ", gated" if protocol.get("gate") else ""
+    if any(one.get("blind") for one in (tree.get("gate") or {}).values()):
+        gated += " (blind: the gate's network does not see these data)"
     return (
         f"{sum(counts):,} training pictures, {min(counts):,} to {max(counts):,} a class{gated}; "
         f"{protocol['seeds']} seeds, {protocol['steps']:,} steps each; tested on "
