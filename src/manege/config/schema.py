@@ -249,7 +249,7 @@ class FeatureCritic(Section):
     """
 
     kind: Literal["features"] = "features"
-    stages: tuple[Literal[16, 24, 40, 80, 112, 192, 320], ...] = (24, 40, 112)
+    stages: tuple[Literal[16, 24, 40, 80, 112, 192, 320], ...] = (24, 40)
     """The stages whose maps have heads, by their channels."""
     width: EvenWidth = 64
     """Channels of a head's maps."""
