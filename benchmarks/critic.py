@@ -64,7 +64,8 @@ def _features(config: RunConfig, shape: PictureShape) -> FrozenFeatures | None:
     critic = config.critic
     if not isinstance(critic, FeatureCritic):
         return None
-    return FrozenFeatures(feature_weights().network, critic.stages, shape, critic.width)
+    network = feature_weights().network
+    return FrozenFeatures(network, critic.stages, shape, critic.width, critic.colour)
 
 
 def _step(preset: str, batch: int, size: int) -> Callable[[], object]:

@@ -35,14 +35,34 @@ class FrozenFeatures:
     """The maps of some stages of a frozen network, as a row of numbers a picture."""
 
     def __init__(
-        self, network: Lite0, stages: tuple[int, ...], shape: PictureShape, width: int
+        self,
+        network: Lite0,
+        stages: tuple[int, ...],
+        shape: PictureShape,
+        width: int,
+        colour: float = 0.0,
     ) -> None:
-        """From pictures of a shape the maps of these stages, each mixed into `width` channels."""
+        """From pictures of a shape the maps of these stages, each mixed into `width` channels.
+
+        Args:
+            network: the frozen one.
+            stages: by their channels.
+            shape: of the pictures.
+            width: channels that each map is mixed into.
+            colour: the pictures themselves, averaged to the first map's side and times this, are
+                further channels of that map; 0 leaves them out.
+        """
         self.network, self.stages, self.shape, self.width = network, stages, shape, width
+        self.colour = colour
         self._side = fed_side(shape.size)
         self.sides = tuple(sides(self._side)[stage] for stage in stages)
-        self._floats = [stage * side**2 for stage, side in zip(stages, self.sides, strict=True)]
-        self._mixing_CW = [mixing(stage, width).to(network.device) for stage in stages]
+        channels = [*stages]
+        channels[0] += shape.channels if colour else 0
+        self._floats = [one * side**2 for one, side in zip(channels, self.sides, strict=True)]
+        self._mixing_CW = [
+            mixing(stage, one, width).to(network.device)
+            for stage, one in zip(stages, channels, strict=True)
+        ]
 
     @property
     def floats(self) -> int:
@@ -53,13 +73,18 @@ class FrozenFeatures:
         """The same on another device; itself where it is there already."""
         if device == self.network.device:
             return self
-        return FrozenFeatures(self.network.to(device), self.stages, self.shape, self.width)
+        network = self.network.to(device)
+        return FrozenFeatures(network, self.stages, self.shape, self.width, self.colour)
 
     def of(self, x_BCSS: Tensor) -> Tensor:
         """B×F; can be differentiated once."""
+        shown = x_BCSS
         if self._side != self.shape.size:
-            x_BCSS = F.interpolate(x_BCSS, size=(self._side, self._side), mode="nearest")
-        maps = self.network.maps(x_BCSS, self.stages)
+            shown = F.interpolate(x_BCSS, size=(self._side, self._side), mode="nearest")
+        maps = [*self.network.maps(shown, self.stages)]
+        if self.colour:
+            colours = F.adaptive_avg_pool2d(shown, self.sides[0]) * self.colour
+            maps[0] = torch.cat([maps[0], colours], 1)
         return torch.cat([one.permute(0, 2, 3, 1).flatten(1) for one in maps], 1)
 
     def maps(self, seen_BF: Tensor) -> list[Tensor]:
@@ -73,14 +98,14 @@ class FrozenFeatures:
         ]
 
 
-def mixing(stage: int, width: int) -> Tensor:
-    """The fixed random weights that mix a stage's channels, the same for everybody.
+def mixing(stage: int, channels: int, width: int) -> Tensor:
+    """The fixed random weights that mix the channels of a stage's map, the same for everybody.
 
     So no head can go by a few channels that happen to tell real pictures from generated ones.
     """
     rng = stream(0, cell="", purpose="feature mixing", step=stage)
-    drawn = rng.standard_normal((stage, width), dtype=np.float32)
-    return torch.from_numpy(drawn / np.float32(sqrt(stage)))
+    drawn = rng.standard_normal((channels, width), dtype=np.float32)
+    return torch.from_numpy(drawn / np.float32(sqrt(channels)))
 
 
 def build_feature_discriminator(

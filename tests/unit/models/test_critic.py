@@ -62,12 +62,31 @@ def test_heads_see_every_stage_with_its_channels_mixed(network):
     x = noise(3, 32)
     maps = network.maps(x, STAGES)
     for stage, raw, mixed in zip(STAGES, maps, features.maps(features.of(x)), strict=True):
-        expected = torch.einsum("bchv,cw->bwhv", raw, mixing(stage, 16))
+        expected = torch.einsum("bchv,cw->bwhv", raw, mixing(stage, stage, 16))
         torch.testing.assert_close(mixed, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("side", "channels"), [(32, 3), (8, 1), (28, 1)])
+def test_colours_are_further_channels_of_the_first_map(network, side, channels):
+    shape = PictureShape(side, channels)
+    plain, coloured = (FrozenFeatures(network, STAGES, shape, 16, one) for one in (0.0, 20.0))
+    x = noise(3, side, channels)
+    first = plain.sides[0]
+    rows = coloured.of(x)
+    assert coloured.floats - plain.floats == channels * first**2 == rows.shape[1] - plain.floats
+    start = rows[:, : (24 + channels) * first**2].view(3, first, first, 24 + channels)
+    times = fed_side(side) // side
+    shown = x.repeat_interleave(times, 2).repeat_interleave(times, 3)
+    averages = torch.nn.functional.adaptive_avg_pool2d(shown, first)
+    torch.testing.assert_close(start[..., 24:], 20 * averages.permute(0, 2, 3, 1))
+    torch.testing.assert_close(rows[:, start[0].numel() :], plain.of(x)[:, 24 * first**2 :])
+    assert coloured.maps(rows)[0].shape == (3, 16, first, first)
+    moved = coloured.to(torch.device("cpu"))
+    assert torch.equal(moved.of(x), rows)
+
+
 def test_mixing_is_the_same_for_everybody_and_keeps_the_size_of_what_it_mixes():
-    one, same = mixing(40, 64), mixing(40, 64)
+    one, same = mixing(40, 40, 64), mixing(40, 40, 64)
     assert torch.equal(one, same)
     assert float((one**2).sum(0).mean()) == pytest.approx(1, abs=0.1)
 
