@@ -279,6 +279,18 @@ def test_classes_that_differ_behind_a_point_have_configurations_of_their_own(
         assert json.loads((run / "data.json").read_text())["classes"].keys() == {label}
 
 
+def test_another_preset_than_a_recipe_names_is_told(manege: Command, tmp_path: Path) -> None:
+    """Digits are grey: the default preset's critic would see features."""
+    (tmp_path / "plan.yaml").write_text(
+        "data: digits\nclasses: [3]\nseeds: [5]\nbudget_s: 0.3\nsamples: 20\nfeatures: [random]\n"
+        "base: {networks: {kind: mlp, hidden: 16}}\nrecipes: {a: {preset: modern}}\n"
+    )
+    done = manege("sweep", "plan.yaml", "-o", "out")
+    assert done.code == 0, done.err
+    said = "a: preset modern-pixels in place of modern, which suits digits; name critic.kind"
+    assert done.err.startswith(said)
+
+
 def test_data_that_are_not_there_end_the_sweep_in_one_line(manege: Command, tmp_path: Path) -> None:
     path = write_plan(tmp_path)
     path.write_text(path.read_text().replace("data: digits", "data: nowhere"))

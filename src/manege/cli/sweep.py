@@ -36,12 +36,17 @@ def sweep(
     from manege.errors import ConfigError
     from manege.progress import counter
     from manege.stopping import StopSignals
-    from manege.sweep import load_plan, measure_all, run_all, write_table
+    from manege.sweep import load_plan, measure_all, replaced_presets, run_all, write_table
 
     if jobs < 1:
         raise ConfigError(f"--jobs {jobs}: expected at least 1")
     settled, units = load_plan(plan, data_root)
     _keep_plan(plan, out)
+    for recipe, (asked, used) in replaced_presets(settled, units).items():
+        _warn(
+            f"{recipe}: preset {used} in place of {asked}, which suits {settled.data}; name "
+            "critic.kind to have it otherwise"
+        )
     stages = []
     try:
         for each_s in settled.budget_s:

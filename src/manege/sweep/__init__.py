@@ -3,8 +3,18 @@
 Owns the plan, the processes and the table; training and scores are the verbs that exist.
 """
 
-from manege.sweep.plan import Plan, load_plan
+from manege.sweep.plan import Plan, load_plan, replaced_presets
 from manege.sweep.runs import Progress, run_all
 from manege.sweep.table import Row, Stage, measure_all, write_table
 
-__all__ = ["Plan", "Progress", "Row", "Stage", "load_plan", "measure_all", "run_all", "write_table"]
+__all__ = [
+    "Plan",
+    "Progress",
+    "Row",
+    "Stage",
+    "load_plan",
+    "measure_all",
+    "replaced_presets",
+    "run_all",
+    "write_table",
+]

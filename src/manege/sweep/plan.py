@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,6 +107,16 @@ def load_plan(path: Path, data_root: str | None = None) -> tuple[Plan, tuple[Uni
     if len(set(names)) < len(names):
         raise ConfigError(f"{path}: a seed or a class stands twice; name each once")
     return plan, units
+
+
+def replaced_presets(plan: Plan, units: Sequence[Unit]) -> dict[str, tuple[str, str]]:
+    """For each recipe that got another preset than it names: that one, and what it got."""
+    found = {}
+    for unit in units:
+        asked = {**plan.base, **plan.recipes[unit.recipe]}.get("preset")
+        if asked not in (None, unit.config.preset):
+            found[unit.recipe] = (str(asked), unit.config.preset)
+    return found
 
 
 def _units(path: Path, plan: Plan, recipe: str, seed: int, data_root: str | None) -> list[Unit]:
