@@ -287,7 +287,7 @@ def test_another_preset_than_a_recipe_names_is_told(manege: Command, tmp_path: P
     )
     done = manege("sweep", "plan.yaml", "-o", "out")
     assert done.code == 0, done.err
-    said = "a: preset modern-pixels in place of modern, which suits digits; name critic.kind"
+    said = "a: preset modern-pixels is trained, not modern, as always on digits; name critic.kind"
     assert done.err.startswith(said)
 
 

@@ -44,7 +44,7 @@ def sweep(
     _keep_plan(plan, out)
     for recipe, (asked, used) in replaced_presets(settled, units).items():
         _warn(
-            f"{recipe}: preset {used} in place of {asked}, which suits {settled.data}; name "
+            f"{recipe}: preset {used} is trained, not {asked}, as always on {settled.data}; name "
             "critic.kind to have it otherwise"
         )
     stages = []

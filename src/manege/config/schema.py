@@ -254,8 +254,8 @@ class FeatureCritic(Section):
     width: EvenWidth = 64
     """Channels of a head's maps."""
     colour: float = Field(default=0.0, ge=0, le=1000)
-    """How strongly the pictures' own colours count, averaged to the first map's side: the frozen
-    network hardly minds a picture's tint."""
+    """How strongly the pictures' own colours count beside the first map, averaged to its side; 0
+    leaves them out."""
     weights: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     """SHA-256 of the frozen network's weights; set when the run begins."""
 
