@@ -64,16 +64,24 @@ class UpsampleConv(nn.Module):
     low-resolution pixel, with the same result. The parameters stay the 3×3 ones of the paper.
     """
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, *, normalised: bool = False) -> None:
+        """Make a layer without storage.
+
+        Args:
+            inputs: channels that come in.
+            outputs: channels that go out.
+            normalised: BatchNorm follows and takes every constant away again. The bias then stays
+                as it is: its gradient is nothing but rounding, and costs a pass over the maps.
+        """
         super().__init__()
+        self.normalised = normalised
         self.weight = nn.Parameter(torch.empty(outputs, inputs, 3, 3))
         self.bias = nn.Parameter(torch.empty(outputs))
 
     def forward(self, x_BIHW: Tensor) -> Tensor:
         """The upsampled and convolved pictures, twice as large."""
-        return F.conv_transpose2d(
-            x_BIHW, spread_kernel(self.weight), self.bias, stride=2, padding=1
-        )
+        bias = self.bias.detach() if self.normalised else self.bias
+        return F.conv_transpose2d(x_BIHW, spread_kernel(self.weight), bias, stride=2, padding=1)
 
 
 def spread_kernel(weight_OI33: Tensor) -> Tensor:

@@ -369,7 +369,9 @@ class PyramidGenerator(Generator):
         self.norm = BatchNorm2d(self.width, eps=1e-5)
         least = min(self.width, spec.least_width)
         widths = [max(least, self.width >> k) for k in range(doublings + 1)]
-        self.convs = nn.ModuleList(UpsampleConv(*both) for both in pairwise(widths))
+        self.convs = nn.ModuleList(
+            UpsampleConv(*both, normalised=True) for both in pairwise(widths)
+        )
         self.norms = nn.ModuleList(BatchNorm2d(width, eps=1e-5) for width in widths[1:])
         self.out = LastConv(widths[-1], shape.channels)
 
