@@ -280,14 +280,14 @@ def test_classes_that_differ_behind_a_point_have_configurations_of_their_own(
 
 
 def test_another_preset_than_a_recipe_names_is_told(manege: Command, tmp_path: Path) -> None:
-    """Digits are grey: the default preset's critic would see features."""
+    """Points are no pictures: the default preset's critic would see features."""
     (tmp_path / "plan.yaml").write_text(
-        "data: digits\nclasses: [3]\nseeds: [5]\nbudget_s: 0.3\nsamples: 20\nfeatures: [random]\n"
+        "data: ring8\nclasses: ['0']\nseeds: [5]\nbudget_s: 0.3\nsamples: 20\n"
         "base: {networks: {kind: mlp, hidden: 16}}\nrecipes: {a: {preset: modern}}\n"
     )
     done = manege("sweep", "plan.yaml", "-o", "out")
     assert done.code == 0, done.err
-    said = "a: preset modern-pixels is trained, not modern, as always on digits; name critic.kind"
+    said = "a: preset modern-pixels is trained, not modern, as always on ring8; name critic.kind"
     assert done.err.startswith(said)
 
 

@@ -46,7 +46,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "modern-pixels": (
         "what won among discriminators on pixels: relativistic loss, R1 + R2, averaged weights, "
-        "the best by score; grey pictures are trained so",
+        "the best by score; where there are no weights, and for points",
         {
             "rounds": 1000,
             "networks": {

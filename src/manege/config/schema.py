@@ -39,9 +39,6 @@ SIZES = tuple(
 TOY_NAMES = ("ring8", "grid25")
 """The datasets of points in the plane: pictures of one pixel whose two channels are x and y."""
 
-GREY_NAMES = ("digits", "mnist", "fashion-mnist")
-"""Named datasets of grey pictures."""
-
 _DEVICE = r"(auto|cpu|cuda|cuda:[0-9]{1,4})"
 
 

@@ -21,7 +21,6 @@ from manege.config.presets import (
 )
 from manege.config.problems import expected_one_of, join_problems, shown, tell
 from manege.config.schema import (
-    GREY_NAMES,
     TOY_NAMES,
     DataConfig,
     Method,
@@ -129,7 +128,7 @@ class _Sources:
         source = _section(self.given, "data").get("source")
         if not isinstance(source, str) or not isinstance(critic, str | None):
             return name  # From Python anything may come; it is refused later.
-        if critic == "pixels" or (critic is None and source in (*TOY_NAMES, *GREY_NAMES)):
+        if critic == "pixels" or (critic is None and source in TOY_NAMES):
             return ON_PIXELS.get(name, name)
         return name
 

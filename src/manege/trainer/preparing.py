@@ -115,7 +115,7 @@ def prepare_new(
     if out is not None:
         RunDir.check_free(out)
     dataset = open_dataset(config.data)
-    config, instead = _fitting(config, on_pixels, dataset)
+    config, instead = _fitting(config, on_pixels)
     config = _settled(config, dataset)
     _check_folders(config, dataset)
     digests = _decode(config, dataset, look)
@@ -146,14 +146,10 @@ def prepare_new(
     return Prepared(rundir, config, dataset)
 
 
-def _fitting(
-    config: RunConfig, on_pixels: RunConfig | None, dataset: Dataset
-) -> tuple[RunConfig, str | None]:
-    """The configuration, or the one on pixels with the reason: no weights, or grey pictures."""
+def _fitting(config: RunConfig, on_pixels: RunConfig | None) -> tuple[RunConfig, str | None]:
+    """Return the configuration, or the one on pixels and a line that says why: no weights."""
     if not isinstance(config.critic, FeatureCritic):
         return config, None
-    if on_pixels is not None and dataset.channels == 1:
-        return on_pixels, f"grey pictures: discriminators see pixels (preset {on_pixels.preset})"
     try:
         feature_weights(config.feature_weights)
     except ManegeError as error:

@@ -158,7 +158,7 @@ def test_every_setting_of_the_grid_decides_the_identity():
 
 
 def test_runs_without_a_grid_keep_the_identity_they_had_before_there_were_grids():
-    single = resolve(flags=DIGITS | {"method": "single"})
+    single = resolve(preset="modern-pixels", flags=DIGITS | {"method": "single"})
     assert single.cellular is None
     parts = {"method", "seed", "threads_per_cell", "networks", "training", "score"}
     kept = single.model_dump(mode="json", include={*parts})

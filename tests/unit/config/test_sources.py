@@ -24,6 +24,7 @@ from manege.config.schema import TOY_NAMES
 from manege.errors import ConfigError
 
 DIGITS = {"data.source": "digits"}
+PIXELS = {"preset": "modern-pixels"}
 
 
 def _problems(**sources) -> list[str]:
@@ -156,7 +157,7 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
     ],
 )
 def test_one_problem_is_one_line(sets, expected):
-    (problem,) = _problems(flags=DIGITS, sets=[sets])
+    (problem,) = _problems(flags=DIGITS | PIXELS, sets=[sets])
     assert expected in problem
 
 
@@ -320,7 +321,7 @@ def test_missing_data_are_told():
     ],
 )
 def test_values_of_a_chosen_kind_are_told(sets, expected):
-    (problem,) = _problems(flags=DIGITS, sets=sets)
+    (problem,) = _problems(flags=DIGITS | PIXELS, sets=sets)
     assert expected in problem
 
 
