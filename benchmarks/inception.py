@@ -20,7 +20,7 @@ from torch import Tensor
 from manege import device
 from manege.metrics import weights
 from manege.metrics.frechet import frechet_between, spread
-from manege.metrics.inception import Conv, Fork, Inception, Pool
+from manege.metrics.inception import Fork, Inception, InceptionConv, InceptionPool
 from manege.metrics.kid import kid
 from manege.metrics.neighbours import prdc
 from manege.metrics.parts import BATCH
@@ -38,11 +38,11 @@ class Timed(Inception):
         """The resize, timed."""
         return self._clocked("resize", lambda: super(Timed, self).prepared(bytes_BSSC))
 
-    def _step(self, step: Conv | Pool | Fork, x: Tensor) -> Tensor:
+    def _step(self, step: InceptionConv | InceptionPool | Fork, x: Tensor) -> Tensor:
         if isinstance(step, Fork):
             branches = [self._chain(branch, x) for branch in step.branches]
             return self._clocked("joining branches", lambda: torch.cat(branches, 1))
-        if isinstance(step, Pool):
+        if isinstance(step, InceptionPool):
             return self._clocked("pooling", lambda: super(Timed, self)._step(step, x))
         rows, columns = step.kernel
         kind = f"convolutions {rows}×{columns}" + (" stride 2" if step.stride == 2 else "")

@@ -38,7 +38,7 @@ from benchmarks.step import cpu
 from manege.profile import profile
 from manege.rundir import RunDir
 from manege.runtime import launch, mpi
-from manege.runtime.slots import Slot
+from manege.runtime.slots import CentreSlot
 
 LAUNCH = ("--launch", "mpiexec", "-n", "3")
 FLOATS = 5 << 18
@@ -106,8 +106,8 @@ def grid(folder: Path, rounds: int, repeats: int) -> dict[str, tuple[float, floa
 
 def in_slots() -> float:
     """Seconds to show a centre and to read it four times, in place."""
-    slot = Slot.create((("f", FLOATS),))
-    readers = [Slot.attach(os.dup(slot.fileno()), (("f", FLOATS),)) for _ in range(4)]
+    slot = CentreSlot.create((("f", FLOATS),))
+    readers = [CentreSlot.attach(os.dup(slot.fileno()), (("f", FLOATS),)) for _ in range(4)]
     centre, taken = np.ones(FLOATS, np.float32), []
     for round_ in range(1, TIMES + 1):
         began = time.perf_counter()

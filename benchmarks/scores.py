@@ -16,7 +16,7 @@ import numpy as np
 from manege import device
 from manege.config import resolve, stream
 from manege.data import PictureSet, Split, open_dataset, set_of
-from manege.metrics import Contest, Space, classifier_for, measure
+from manege.metrics import ScoredSets, Space, classifier_for, measure
 from manege.metrics.frechet import frechet
 from manege.metrics.kid import kid
 from manege.metrics.neighbours import nearest, prdc
@@ -55,7 +55,7 @@ def real_against_real(space: Space, train: PictureSet, held_out: PictureSet, dra
                 labels=tuple(labels[row] for row in rows),
                 digest=f"benchmark {draw} {count}",
             )
-            contest = Contest(some, held_out, space, allow_few=True)
+            contest = ScoredSets(some, held_out, space, allow_few=True)
             scores = measure(contest, ("kid", "fd", "prdc", "labels"), lambda verb: None).scores
             for score in scores:
                 if score.name in found:

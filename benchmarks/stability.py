@@ -16,7 +16,7 @@ from statistics import mean, stdev
 
 from scipy.stats import t as student
 
-from manege.report.run import Run, read_run
+from manege.report.run import RunRecord, read_run
 
 RECIPES = ("per-class-paper", "per-class-paper-dc", "single-paper", "single-paper-dc")
 PAIRS = (
@@ -64,7 +64,7 @@ def _parts(sweep: Path, recipe: str) -> list[str]:
     return sorted(path.name for path in first.iterdir()) if first.is_dir() else []
 
 
-def _values(runs: list[Run]) -> dict[str, float]:
+def _values(runs: list[RunRecord]) -> dict[str, float]:
     """Means over the cells of a seed's runs, each over the last half of its rounds."""
     cells = [(run.history, cell) for run in runs for cell in run.history.cells.values()]
     values = {"rounds": mean(cell.last for _, cell in cells)}

@@ -26,7 +26,7 @@ from manege.config import (
     SpectralConstraint,
     Training,
 )
-from manege.models import Changes, change
+from manege.models import AugmentParams, augment
 from manege.models.networks import (
     DcganDiscriminator,
     DcganGenerator,
@@ -387,8 +387,8 @@ class PlainPair:
         return loss.detach()
 
 
-def _changed(pictures: Tensor, changes: Changes | None) -> Tensor:
-    return pictures if changes is None else change(pictures, changes)
+def _changed(pictures: Tensor, changes: AugmentParams | None) -> Tensor:
+    return pictures if changes is None else augment(pictures, changes)
 
 
 def _gradients(value: Tensor, pictures: Tensor) -> Tensor:

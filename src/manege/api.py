@@ -20,7 +20,7 @@ from manege.comparison import Comparison
 from manege.comparison import compare as compare_runs
 from manege.config import RunConfig, resolve_both, shown, to_yaml
 from manege.errors import ConfigError
-from manege.evaluation import Evaluation, Options, Subject
+from manege.evaluation import Evaluation, EvaluationOptions, Subject
 from manege.evaluation import evaluate as evaluate_subject
 from manege.progress import counter
 from manege.rundir import RunDir
@@ -115,8 +115,8 @@ def compare(runs: Iterable[str | Path], data: str | None = None, **options: Any)
     return compare_runs([Path(run) for run in runs], data, _options(options))
 
 
-def _options(given: Mapping[str, Any]) -> Options:
-    known = [field.name for field in fields(Options)]
+def _options(given: Mapping[str, Any]) -> EvaluationOptions:
+    known = [field.name for field in fields(EvaluationOptions)]
     for name in given:
         if name not in known:
             raise ConfigError(f"{name}: no such option; expected some of {', '.join(known)}")
@@ -127,7 +127,7 @@ def _options(given: Mapping[str, Any]) -> Options:
     for name in ("inception_weights", "feature_weights"):
         if ready.get(name) is not None:
             ready[name] = Path(ready[name])
-    return Options(**ready)
+    return EvaluationOptions(**ready)
 
 
 def export(run: str | Path, out: str | Path) -> Model:

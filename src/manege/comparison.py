@@ -14,7 +14,7 @@ from typing import Any
 
 from manege import pictures
 from manege.errors import ConfigError
-from manege.evaluation import Evaluation, Options, evaluate
+from manege.evaluation import Evaluation, EvaluationOptions, evaluate
 from manege.metrics import Counting, Score
 from manege.report.records import Settled
 from manege.report.run import differences, read_run, stability_rows
@@ -72,7 +72,7 @@ class Comparison:
 def compare(
     runs: Sequence[Path],
     data: str | None = None,
-    options: Options | None = None,
+    options: EvaluationOptions | None = None,
     *,
     say: Callable[[str], None] = lambda text: None,
     counting: Counting = lambda verb: None,
@@ -84,7 +84,7 @@ def compare(
     for number, place in enumerate(places):
         if place in places[:number]:
             raise ConfigError(f"compare: {runs[number]} is named twice; name each run once")
-    options = options or Options()
+    options = options or EvaluationOptions()
     opened = [RunDir.open(run) for run in runs]
     configs = [run_config(rundir).model_dump(mode="json") for rundir in opened]
     evaluations = tuple(evaluate(run, data, options, say=say, counting=counting) for run in runs)

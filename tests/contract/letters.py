@@ -19,7 +19,7 @@ import numpy as np
 
 from manege.runtime import channel, launch, mpi
 from manege.runtime.channel import Channel
-from manege.runtime.slots import Slot, stated_lengths
+from manege.runtime.slots import CentreSlot, stated_lengths
 
 LETTERS = 300
 LARGEST = 5 << 20
@@ -51,7 +51,7 @@ class ChannelEnd:
         self._channel.send(message)
 
     def show(self, array: np.ndarray) -> None:
-        slot = Slot.create((("f", len(array)),))
+        slot = CentreSlot.create((("f", len(array)),))
         slot.write(1, [array])
         self._channel.send({"is": "slot"}, [slot.fileno()])
         slot.close()
@@ -60,7 +60,7 @@ class ChannelEnd:
         self._channel.wait(0.01)
         for message, files in self._channel.receive():
             if files:
-                slot = Slot.attach(files[0], stated_lengths(files[0]))
+                slot = CentreSlot.attach(files[0], stated_lengths(files[0]))
                 yield slot.read(1)[0].copy()
                 slot.close()
                 os.close(files[0])

@@ -25,7 +25,7 @@ from manege.failpoints import TRAINER, VARIABLE
 from manege.rundir import RunDir
 from manege.runtime.blame import DEATHS_AT_ONE_STEP
 from manege.runtime.carrying import new_run
-from manege.runtime.serving import Manner, Server
+from manege.runtime.serving import DriveOptions, Server
 from tests.e2e.command import run_here
 from tests.e2e.material import write_class
 from tests.recovery.forker import Silent, state_of
@@ -468,7 +468,7 @@ def test_a_server_killed_before_training_is_one_line_and_resume_goes_on(point, t
 def test_a_server_that_is_dead_already_is_one_line_too(tmp_path):
     """In the test above it may be dying when it is asked."""
     config = resolve(preset="paper", flags={"data.source": "digits", "data.classes": ["3"]})
-    manner = Manner(1, Silent(), lambda text: None, None, lambda: None)
+    manner = DriveOptions(1, Silent(), lambda text: None, None, lambda: None)
     with Server() as server:
         prepared = server.prepare(new_run(config, tmp_path / "run", "test"), manner)
         server.kill()

@@ -164,6 +164,6 @@ def test_a_trainer_moves_its_method_unless_it_is_where_the_server_has_it(
     chosen: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda one: chosen.append(str(one)))
     config = SimpleNamespace(device=name)
-    bound = server.Bound(config, _Method(), None, None)
+    bound = server.TrainingSetup(config, _Method(), None, None)
     assert server._seated(bound, 3, gpus).method.on == moved
     assert chosen == entered

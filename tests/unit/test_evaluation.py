@@ -16,7 +16,7 @@ import manege
 from manege.config import DataConfig
 from manege.data import PictureSet, Split, open_dataset, set_of
 from manege.errors import CheckpointError, ConfigError, DataError, ManegeError
-from manege.evaluation import Evaluation, Options
+from manege.evaluation import Evaluation, EvaluationOptions
 from manege.evaluation import evaluate as evaluate_and_tell
 from manege.metrics import Space, feature_weights, lite0_space, load_space, random_space
 from manege.sampler import Model, Samples
@@ -419,7 +419,7 @@ def test_a_toys_own_points_hit_every_mode_and_one_modes_points_one(name, modes):
 
 def told(subject, **options) -> tuple[Evaluation, list[str]]:
     said: list[str] = []
-    return evaluate_and_tell(subject, None, Options(**options), say=said.append), said
+    return evaluate_and_tell(subject, None, EvaluationOptions(**options), say=said.append), said
 
 
 def test_a_run_keeps_its_evaluation_and_finds_it_again(run):

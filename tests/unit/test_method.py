@@ -17,7 +17,7 @@ from tests.generators import global_generators_left_alone
 
 import manege
 from manege.api import Run, start_run
-from manege.cell import Weights, generator_with
+from manege.cell import WeightsKind, generator_with
 from manege.config import DataConfig, RunConfig, partition, resolve, stream
 from manege.data import Split, open_dataset
 from manege.errors import CheckpointError, MachineError
@@ -199,7 +199,7 @@ def test_a_judgement_comes_with_the_last_step_of_every_so_manieth_round():
         assert method.judges_now(state) == (last.judgement is not None)
         judged.append(last.judgement)
     assert [one and one.round_ for one in judged] == [None, 2, None, 4]
-    assert list(judged[1].scores) == [Weights.RAW, Weights.EMA]
+    assert list(judged[1].scores) == [WeightsKind.RAW, WeightsKind.EMA]
     values = [one.scores[one.chosen].value for one in judged if one]
     assert state.best.told["value"] == min(values)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.command import run_here
 
-from manege.runtime.sbatch import Request, Work, script
+from manege.runtime.sbatch import BatchJob, Request, script
 
 GRID = ("train", "ring8", "--method", "cellular", "--grid", "2x2", "--out", "run")
 DIGITS = ("train", "digits", "--out", "run")
@@ -80,7 +80,7 @@ def test_whatever_a_user_names_stays_a_word(tmp_path):
     request = Request("job", None, 2, 1, "1G", None, 600, ())
     named = (HOSTILE, "--out", HOSTILE)
     for shares in ((), (HOSTILE, "b")):
-        work = Work(tmp_path, ("show",), Path(HOSTILE), named, (HOSTILE,), shares)
+        work = BatchJob(tmp_path, ("show",), Path(HOSTILE), named, (HOSTILE,), shares)
         text = _checked(script(request, work)).replace("|| exit 3", "", 1)
         text = text.replace('"${manege[@]}" "$@" &', 'printf "<%s>" "$@" &')
         done = subprocess.run(

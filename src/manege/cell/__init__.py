@@ -15,7 +15,7 @@ from manege.cell.evolution import (
 from manege.cell.individual import HEADER, Individual, born_in
 from manege.cell.mixture import Mixture, MixtureScorer, evolve, proportions, uniform
 from manege.cell.population import GridState
-from manege.cell.score import Best, Estimated, Judgement, Scorer, Weights
+from manege.cell.score import Best, Estimated, Judgement, Scorer, WeightsKind
 from manege.cell.state import CellState, generator_with, new_pair, new_state
 from manege.cell.step import (
     Batch,
@@ -51,7 +51,7 @@ __all__ = [
     "Scorer",
     "Streams",
     "Trail",
-    "Weights",
+    "WeightsKind",
     "adapted",
     "born_in",
     "collapse",

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 
-class Weights(StrEnum):
+class WeightsKind(StrEnum):
     """Which of a generator's two sets of weights."""
 
     RAW = "raw"
@@ -55,16 +55,16 @@ class Judgement:
     """The scores of a cell's generator at one moment, for each set of weights it has."""
 
     round_: int
-    scores: Mapping[Weights, Estimated]
+    scores: Mapping[WeightsKind, Estimated]
 
     @property
-    def chosen(self) -> Weights:
+    def chosen(self) -> WeightsKind:
         """The weights that score better; the raw ones when both do the same."""
         return min(self.scores, key=self._rank)
 
-    def _rank(self, which: Weights) -> tuple[bool, float, bool]:
+    def _rank(self, which: WeightsKind) -> tuple[bool, float, bool]:
         value = self.scores[which].value
-        return isnan(value), value, which is not Weights.RAW
+        return isnan(value), value, which is not WeightsKind.RAW
 
     def best(self) -> dict[str, Any]:
         """The better score, in words that JSON knows."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from manege.cell.centre import Centre
 from manege.cell.individual import Individual
-from manege.cell.score import Best, Judgement, Weights
+from manege.cell.score import Best, Judgement, WeightsKind
 from manege.cell.step import Pair
 from manege.cell.trail import Trail
 from manege.config import RunConfig, SpectralConstraint, Training, stream
@@ -40,7 +40,7 @@ _RAMP = 9
 
 
 @dataclass(frozen=True)
-class Good:
+class Snapshot:
     """What a round began with."""
 
     arrays: dict[str, np.ndarray]
@@ -77,7 +77,7 @@ class CellState:
     """As it was last told from pictures kept out of training."""
     trail: Trail = field(default_factory=Trail)
     """Where the generator has been, at the ends of the last rounds; on a grid the centre."""
-    good: Good | None = None
+    good: Snapshot | None = None
     """What the round under way began with, where it may be begun again."""
     began: tuple[float, float] | None = None
     """The norms of the generator's and the discriminator's weights then."""
@@ -94,7 +94,7 @@ class CellState:
         """Keep what the round begins with; one that is under way has kept it already."""
         if self.step == 0:
             arrays = {name: array.copy() for name, array in self._changing().items()}
-            self.good = Good(arrays, self.averaged, self.augment, self.overfit)
+            self.good = Snapshot(arrays, self.averaged, self.augment, self.overfit)
             self.begin()
 
     def begin(self) -> None:
@@ -129,10 +129,10 @@ class CellState:
         pair = self.pair
         return float(pair.generator.weights.norm()), float(pair.discriminator.weights.norm())
 
-    def bodies(self) -> dict[Weights, Tensor]:
+    def bodies(self) -> dict[WeightsKind, Tensor]:
         """Every set of weights the generator has, with its buffers."""
-        raw = {Weights.RAW: self.pair.generator.body}
-        return raw if self.ema is None else raw | {Weights.EMA: self.ema}
+        raw = {WeightsKind.RAW: self.pair.generator.body}
+        return raw if self.ema is None else raw | {WeightsKind.EMA: self.ema}
 
     def keep_if_better(self, judgement: Judgement) -> None:
         """Remember the judged generator as the best, if it is."""
@@ -203,7 +203,7 @@ class CellState:
         if counters["good"] is not None:
             averaged, augment, overfit = counters["good"]
             kept = {name: arrays[f"good {name}"] for name in self._changing()}
-            self.good = Good(kept, int(averaged), float(augment), float(overfit))
+            self.good = Snapshot(kept, int(averaged), float(augment), float(overfit))
 
     def published(self, round_: int) -> Centre:
         """The pair as it stands; it keeps no earlier one, for nobody waits for it."""

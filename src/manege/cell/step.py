@@ -29,21 +29,21 @@ from manege.config import (
     Training,
 )
 from manege.models import (
-    Chain,
-    Changes,
+    AugmentParams,
     Discriminator,
     Generator,
+    ManualMLP,
     PictureShape,
-    change,
+    augment,
     clip_,
     clippable,
-    compares,
     discriminator_loss,
-    draw_changes,
+    draw_augmentation,
     generator_loss,
     gradient_penalty,
+    needs_real,
     objective_loss,
-    sharpen_,
+    power_iteration_,
     squared_gradients,
 )
 
@@ -75,8 +75,8 @@ class Noise(NamedTuple):
     fake_factors_BW: Tensor | None
     mix_B: Tensor | None = None
     """Where between a real and a fake picture a gradient is penalised, 0 to 1."""
-    real_changes: Changes | None = None
-    fake_changes: Changes | None = None
+    real_changes: AugmentParams | None = None
+    fake_changes: AugmentParams | None = None
     """How pictures are augmented before the discriminator sees them."""
 
 
@@ -131,12 +131,13 @@ def draw_noise(
     ]
     mixes = isinstance(training.constraint, PenaltyConstraint)
     mix_B = streams.mixing.random(batch, dtype=np.float32) if mixes else None
-    changes: list[Changes | None] = [None, None]
+    changes: list[AugmentParams | None] = [None, None]
     if augment > 0 and shape is not None:
         drawn = [
-            draw_changes(streams.changes, batch, shape.size, augment, holes=holes) for _ in range(2)
+            draw_augmentation(streams.changes, batch, shape.size, augment, holes=holes)
+            for _ in range(2)
         ]
-        changes = [Changes(*(tensor.to(device) for tensor in one)) for one in drawn]
+        changes = [AugmentParams(*(tensor.to(device) for tensor in one)) for one in drawn]
     ready = [None if one is None else torch.from_numpy(one).to(device) for one in (*factors, mix_B)]
     z_BZ = z_BZ.to(pair.generator.record.device)
     return Noise(z_BZ, ready[0], ready[1], ready[2], changes[0], changes[1])
@@ -261,7 +262,7 @@ def _discriminate(
     reals, labels_B, _ = batch
     discriminator, constraint = pair.discriminator, training.constraint
     if isinstance(constraint, SpectralConstraint):
-        sharpen_(discriminator.network)
+        power_iteration_(discriminator.network)
     if isinstance(constraint, R1Constraint):
         reals = reals.detach().requires_grad_()
     if discriminator.network.mixes or isinstance(constraint, R1Constraint):
@@ -294,7 +295,7 @@ def _discriminate(
 
 
 def _discriminate_by_chain(
-    chain: Chain, reals: Tensor, fakes: Tensor, training: Training
+    chain: ManualMLP, reals: Tensor, fakes: Tensor, training: Training
 ) -> Tensor:
     """The same, written out."""
     outputs = chain.forward(torch.cat([reals.flatten(1), fakes.flatten(1)]))
@@ -342,7 +343,7 @@ def _generate(
     network, labels_B = pair.discriminator.network, batch.labels_B
     drawn = pair.generator.network(noise.z_BZ, _beside(noise.z_BZ, labels_B))
     fakes = _augmented(drawn.to(batch.pictures.device), noise.fake_changes)
-    reals = _seen(network, batch, noise) if compares(training.loss) else None
+    reals = _seen(network, batch, noise) if needs_real(training.loss) else None
     return _judged_fakes(pair, reals, network.observe(fakes), labels_B, noise, training, objective)
 
 
@@ -361,7 +362,7 @@ def _judged_fakes(
     network.requires_grad_(requires_grad=False)
     fake_B = network(fakes, noise.fake_factors_BW, labels_B)
     real_B = fake_B
-    if reals is not None and compares(training.loss):
+    if reals is not None and needs_real(training.loss):
         real_B = network(reals, noise.real_factors_BW, labels_B)
     loss = _loss_of_generator(training, objective, fake_B, real_B)
     loss.backward()
@@ -370,8 +371,8 @@ def _judged_fakes(
 
 
 def _generate_by_chain(
-    generator: Chain,
-    discriminator: Chain,
+    generator: ManualMLP,
+    discriminator: ManualMLP,
     batch: Batch,
     noise: Noise,
     training: Training,
@@ -381,7 +382,7 @@ def _generate_by_chain(
     drawn = generator.forward(noise.z_BZ)
     judged = discriminator.forward(drawn[-1].to(batch.pictures.device))
     fake_B1 = real_B1 = judged[-1].requires_grad_()
-    if compares(training.loss):
+    if needs_real(training.loss):
         reals = _augmented(batch.pictures, noise.real_changes)
         real_B1 = discriminator.forward(reals.flatten(1))[-1]
     loss = _loss_of_generator(training, objective, fake_B1.squeeze(1), real_B1.squeeze(1))
@@ -401,8 +402,8 @@ def _loss_of_generator(
     return objective_loss(objective, fake_B)
 
 
-def _augmented(pictures: Tensor, changes: Changes | None) -> Tensor:
-    return pictures if changes is None else change(pictures, changes)
+def _augmented(pictures: Tensor, changes: AugmentParams | None) -> Tensor:
+    return pictures if changes is None else augment(pictures, changes)
 
 
 def _adam(

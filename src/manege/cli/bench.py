@@ -15,7 +15,7 @@ from manege.cli.output import emit_json, say
 from manege.errors import EXIT_STOPPED, ConfigError, MachineError
 
 if TYPE_CHECKING:
-    from manege.scaling import Progress, Settings
+    from manege.scaling import ScalingProgress, Settings
 
 app = typer.Typer(help="Measure this machine: how training scales.", no_args_is_help=True)
 
@@ -176,7 +176,7 @@ def _keep_plan(settings: Settings, found: dict[str, Any], out: Path) -> None:
     write_atomic(kept, content)
 
 
-def _tell(progress: Progress) -> None:
+def _tell(progress: ScalingProgress) -> None:
     from manege.progress import duration
 
     left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"

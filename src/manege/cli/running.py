@@ -127,10 +127,10 @@ def go_on(path: Path, rounds: int | None, budget: str | None, how: How) -> Done:
 
 def _on_processes(request: dict[str, Any], how: How, watcher: Careful, stop: Stop) -> Done:
     from manege.progress import counter
-    from manege.runtime.serving import Manner
+    from manege.runtime.serving import DriveOptions
 
     show = counter("feature network: seen")
-    manner = Manner(worker_count(how.workers), watcher, watcher.say, show, stop, watcher)
+    manner = DriveOptions(worker_count(how.workers), watcher, watcher.say, show, stop, watcher)
     if _chosen(how.runtime) is Runtime.MPI:
         from manege.runtime import ranks
 
@@ -148,10 +148,10 @@ def _shown(how: How) -> Iterator[tuple[Careful, Stop]]:
 
     sinks = []
     if how.tensorboard:
-        from manege.view.tensorboard import Board, check_installed
+        from manege.view.tensorboard import TensorBoardWriter, check_installed
 
         check_installed()
-        sinks.append(Board())
+        sinks.append(TensorBoardWriter())
     with StopSignals() as signals, for_this_terminal(sinks) as watcher:
         yield watcher, lambda: signals() or watcher.asked_to_stop()
 

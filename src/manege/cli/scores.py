@@ -104,11 +104,11 @@ def evaluate(
     can be told from reality below that. Numbers are comparable only in the same feature space,
     which is part of their name. A run keeps its evaluations in evaluations/.
     """
-    from manege.evaluation import Options, as_json
+    from manege.evaluation import EvaluationOptions, as_json
     from manege.evaluation import evaluate as run_evaluation
     from manege.progress import counter
 
-    options = Options(
+    options = EvaluationOptions(
         metrics=_groups(metrics),
         samples=samples,
         per_class=per_class,
@@ -165,12 +165,12 @@ def compare(
         raise ConfigError(f"-o {out}: expected a name that ends in .png")
     check_free(out, force=force)
     from manege.comparison import compare as run_comparison
-    from manege.evaluation import Options
+    from manege.evaluation import EvaluationOptions
     from manege.files import blaming
     from manege.pictures import save_png
     from manege.progress import counter
 
-    options = Options(
+    options = EvaluationOptions(
         metrics=_groups(metrics),
         samples=samples,
         per_class=per_class,

@@ -156,7 +156,7 @@ def train(context: typer.Context) -> None:
     _check_free(run)
     labels = _labels(config)
     shares = _shares(asked, config, labels)
-    work = sbatch.Work(
+    work = sbatch.BatchJob(
         folder=Path.cwd(),
         command=(sys.executable, "-m", "manege"),
         run=run,
@@ -243,11 +243,11 @@ def _shares(asked: _Asked, config: RunConfig, labels: Sequence[str]) -> list[str
     """For each task of a job array the classes it trains, as a ``--set``."""
     import yaml
 
-    from manege.config import Method
+    from manege.config import MethodName
 
     if asked.array is None:
         return []
-    if config.method is not Method.PER_CLASS:
+    if config.method is not MethodName.PER_CLASS:
         raise ConfigError(
             f"--array: only for --method per-class, found {config.method.value}; say --tasks"
         )

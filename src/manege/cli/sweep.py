@@ -12,7 +12,7 @@ from manege.cli.output import emit_json, say
 from manege.errors import EXIT_FAILED_CELL, EXIT_STOPPED
 
 if TYPE_CHECKING:
-    from manege.sweep import Progress
+    from manege.sweep import SweepProgress
 
 
 def sweep(
@@ -101,7 +101,7 @@ def _keep_plan(plan: Path, out: Path) -> None:
     write_atomic(kept, content)
 
 
-def _tell(progress: Progress) -> None:
+def _tell(progress: SweepProgress) -> None:
     from manege.progress import duration
 
     left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"

@@ -16,7 +16,7 @@ from manege.cli.output import emit_json, say
 from manege.errors import ConfigError
 
 if TYPE_CHECKING:
-    from manege.verdict import Options, Verdict
+    from manege.verdict import Verdict, VerdictOptions
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Data = Annotated[
@@ -59,13 +59,13 @@ def verdict(
     """
     from manege import machine
     from manege.stopping import StopSignals
-    from manege.verdict import Options, judge
-    from manege.verdict.look import Look
+    from manege.verdict import VerdictOptions, judge
+    from manege.verdict.look import VerdictObserver
 
     at_once = running.worker_count(workers) or machine.cores()
-    options = Options(data, data_root, seeds, steps, gate, seed, at_once)
+    options = VerdictOptions(data, data_root, seeds, steps, gate, seed, at_once)
     with StopSignals() as stop:
-        found = judge(run, options, Look(_tell, _display(), stop, _counter()))
+        found = judge(run, options, VerdictObserver(_tell, _display(), stop, _counter()))
     if json_:
         files = {"file": found.file, "figure": found.figure, "pairs": found.pairs}
         told = {name: None if path is None else str(path) for name, path in files.items()}
@@ -135,19 +135,21 @@ def export(
     if out.is_file():
         raise ConfigError(f"-o {out}: a file, expected the name of a folder; choose another name")
     check_free(out, force=force)
-    from manege.verdict import Options
+    from manege.verdict import VerdictOptions
 
-    options = Options(data=data, data_root=data_root, gate=gate, seed=seed or 0)
+    options = VerdictOptions(data=data, data_root=data_root, gate=gate, seed=seed or 0)
     _export_pictures(run, out, balance_to, options, as_json=json_)
 
 
-def _export_pictures(run: Path, out: Path, to: int, options: Options, *, as_json: bool) -> None:
+def _export_pictures(
+    run: Path, out: Path, to: int, options: VerdictOptions, *, as_json: bool
+) -> None:
     from manege.cli.samples import recipe_of, write_folder
     from manege.files import blaming
     from manege.verdict import balance
-    from manege.verdict.look import Look
+    from manege.verdict.look import VerdictObserver
 
-    found = balance(run, to, options, Look(_tell, _display(), counter=_counter()))
+    found = balance(run, to, options, VerdictObserver(_tell, _display(), counter=_counter()))
     recipe = recipe_of(found.model, options.seed, "exact")
     with blaming(out):
         out.parent.mkdir(parents=True, exist_ok=True)

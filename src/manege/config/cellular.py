@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from manege.config.section import Chance, Positive, Section
+from manege.config.section import Chance, ConfigSection, Positive
 
 MOST_CELLS = 10_000
 
@@ -48,19 +48,19 @@ class Replacement(StrEnum):
     ALWAYS = "always"
 
 
-class FiveCells(Section):
+class FiveCells(ConfigSection):
     """North, south, east and west on the torus."""
 
     kind: Literal["five"] = "five"
 
 
-class NineCells(Section):
+class NineCells(ConfigSection):
     """The diagonals too."""
 
     kind: Literal["nine"] = "nine"
 
 
-class CustomCells(Section):
+class CustomCells(ConfigSection):
     """Cells at these steps (down, right) on the torus, each with its opposite."""
 
     kind: Literal["custom"] = "custom"
@@ -79,14 +79,14 @@ class CustomCells(Section):
         return self
 
 
-class Ring(Section):
+class Ring(ConfigSection):
     """All cells in a circle, row after row, so many on each side."""
 
     kind: Literal["ring"] = "ring"
     radius: int = Field(default=1, ge=1)
 
 
-class Isolated(Section):
+class Isolated(ConfigSection):
     """Nobody: the control without which no claim for coevolution stands."""
 
     kind: Literal["isolated"] = "isolated"
@@ -97,14 +97,14 @@ Neighbourhood = Annotated[
 ]
 
 
-class Change(Section):
+class Change(ConfigSection):
     """Another neighbourhood from some round on."""
 
     from_round: int = Field(ge=2)
     neighbourhood: Neighbourhood
 
 
-class MutationPerRound(Section):
+class MutationPerRound(ConfigSection):
     """When cloned: with this chance, rate · exp(τ·N(0, 1)), τ = scale / first rate."""
 
     kind: Literal["round"] = "round"
@@ -112,7 +112,7 @@ class MutationPerRound(Section):
     probability: Chance = 0.5
 
 
-class MutationPerBatch(Section):
+class MutationPerBatch(ConfigSection):
     """The public implementation's: at each batch, rate + scale · N(-first / 10, first rate)."""
 
     kind: Literal["batch"] = "batch"
@@ -120,7 +120,7 @@ class MutationPerBatch(Section):
     probability: Chance = 0.5
 
 
-class NoMutation(Section):
+class NoMutation(ConfigSection):
     """Rates stay what they are."""
 
     kind: Literal["none"] = "none"
@@ -131,7 +131,7 @@ RateMutation = Annotated[
 ]
 
 
-class Mixture(Section):
+class MixtureConfig(ConfigSection):
     """How the generators of a neighbourhood are weighed against each other."""
 
     metric: Literal["fd", "is"] = "fd"
@@ -150,7 +150,7 @@ class Mixture(Section):
     """Fresh pictures that each mixture is scored with at the end."""
 
 
-class Cellular(Section):
+class CellularConfig(ConfigSection):
     """A grid of cells that coevolve with their neighbours."""
 
     rows: int = Field(default=3, ge=1, le=MOST_CELLS)
@@ -178,10 +178,10 @@ class Cellular(Section):
     exchange: Literal["sync", "async"] = "sync"
     """Whether a round waits for all neighbours' centres of the round before, or takes the newest
     there are: nobody waits, but no two runs are alike."""
-    mixture: Mixture = Mixture()
+    mixture: MixtureConfig = MixtureConfig()
 
     @model_validator(mode="after")
-    def _check(self) -> Cellular:
+    def _check(self) -> CellularConfig:
         if self.rows * self.columns > MOST_CELLS:
             raise ValueError(
                 f"found {self.rows}x{self.columns} cells, expected at most {MOST_CELLS:,}"

@@ -22,8 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from manege.config.cellular import Cellular
-from manege.config.section import Positive, Section
+from manege.config.cellular import CellularConfig
+from manege.config.section import ConfigSection, Positive
 from manege.labels import LABEL, is_label
 
 SMALLEST_CLASS = 8
@@ -42,7 +42,7 @@ TOY_NAMES = ("ring8", "grid25")
 _DEVICE = r"(auto|cpu|cuda|cuda:[0-9]{1,4})"
 
 
-class Method(StrEnum):
+class MethodName(StrEnum):
     """How cells share data and centres."""
 
     PER_CLASS = "per-class"
@@ -134,7 +134,7 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 EvenWidth = Annotated[int, Field(ge=2, le=4096, multiple_of=2)]
 
 
-class DataConfig(Section):
+class DataConfig(ConfigSection):
     """Which pictures, and in what form."""
 
     source: str = Field(min_length=1)
@@ -173,7 +173,7 @@ class DataConfig(Section):
         return self
 
 
-class DcganNetworks(Section):
+class DcganNetworks(ConfigSection):
     """The convolutional pair of Tables 1 and 2 of the W-CGAN papers."""
 
     kind: Literal["dcgan"] = "dcgan"
@@ -190,7 +190,7 @@ class DcganNetworks(Section):
     activation: Activation = Activation.LEAKY_RELU
 
 
-class ResnetNetworks(Section):
+class ResnetNetworks(ConfigSection):
     """A small residual pair; its discriminator has neither BatchNorm nor dropout."""
 
     kind: Literal["resnet"] = "resnet"
@@ -202,7 +202,7 @@ class ResnetNetworks(Section):
     activation: Activation = Activation.LEAKY_RELU
 
 
-class PyramidNetworks(Section):
+class PyramidNetworks(ConfigSection):
     """A generator from 4×4 up that halves its channels at each doubling; its mirror image judges.
 
     The discriminator has neither BatchNorm nor dropout, and is not used where features judge.
@@ -218,7 +218,7 @@ class PyramidNetworks(Section):
     activation: Activation = Activation.RELU
 
 
-class MlpNetworks(Section):
+class MlpNetworks(ConfigSection):
     """The multilayer perceptrons of Table I of the cellular paper."""
 
     kind: Literal["mlp"] = "mlp"
@@ -232,13 +232,13 @@ Networks = Annotated[
 ]
 
 
-class PixelCritic(Section):
+class PixelCritic(ConfigSection):
     """The discriminator is the networks' own and sees pixels."""
 
     kind: Literal["pixels"] = "pixels"
 
 
-class FeatureCritic(Section):
+class FeatureCritic(ConfigSection):
     """The discriminator sees what a frozen pretrained network makes of pictures.
 
     It is a small head on each of some stages of EfficientNet-Lite0, which was trained on ImageNet
@@ -266,40 +266,40 @@ class FeatureCritic(Section):
 Critic = Annotated[PixelCritic | FeatureCritic, Field(discriminator="kind")]
 
 
-class NoConstraint(Section):
+class NoConstraint(ConfigSection):
     """The discriminator is left alone, as in the papers."""
 
     kind: Literal["none"] = "none"
 
 
-class ClipConstraint(Section):
+class ClipConstraint(ConfigSection):
     """The discriminator's weights, BatchNorm's exempted, are cut to ±bound after each update."""
 
     kind: Literal["clip"] = "clip"
     bound: Positive = 0.01
 
 
-class PenaltyConstraint(Section):
+class PenaltyConstraint(ConfigSection):
     """WGAN-GP: gradients at pictures between real and fake are drawn to norm 1."""
 
     kind: Literal["gp"] = "gp"
     weight: Positive = 10.0
 
 
-class SpectralConstraint(Section):
+class SpectralConstraint(ConfigSection):
     """Every layer of the discriminator is divided by its spectral norm."""
 
     kind: Literal["spectral"] = "spectral"
 
 
-class R1Constraint(Section):
+class R1Constraint(ConfigSection):
     """Gradients at real pictures are drawn to 0."""
 
     kind: Literal["r1"] = "r1"
     gamma: Positive = 0.1
 
 
-class R1R2Constraint(Section):
+class R1R2Constraint(ConfigSection):
     """Gradients at real and at fake pictures are drawn to 0."""
 
     kind: Literal["r1r2"] = "r1r2"
@@ -317,13 +317,13 @@ Constraint = Annotated[
 ]
 
 
-class NoAugment(Section):
+class NoAugment(ConfigSection):
     """Pictures are shown as they are."""
 
     kind: Literal["none"] = "none"
 
 
-class AdaptiveAugment(Section):
+class AdaptiveAugment(ConfigSection):
     """Both kinds of pictures are changed at random, the more the discriminator overfits."""
 
     kind: Literal["adaptive"] = "adaptive"
@@ -335,7 +335,7 @@ class AdaptiveAugment(Section):
     most: float = Field(default=0.8, gt=0, le=1)
 
 
-class FewAugment(Section):
+class FewAugment(ConfigSection):
     """Where a cell has few pictures, both kinds are changed at random from the start."""
 
     kind: Literal["few"] = "few"
@@ -350,7 +350,7 @@ class FewAugment(Section):
 Augment = Annotated[NoAugment | AdaptiveAugment | FewAugment, Field(discriminator="kind")]
 
 
-class Optimiser(Section):
+class Optimiser(ConfigSection):
     """Adam, a rate for each network."""
 
     generator_lr: Rate = 2e-4
@@ -359,7 +359,7 @@ class Optimiser(Section):
     beta2: float = Field(default=0.999, ge=0, lt=1)
 
 
-class Training(Section):
+class Training(ConfigSection):
     """What one step does."""
 
     loss: Loss = Loss.WASSERSTEIN
@@ -379,21 +379,21 @@ class Training(Section):
     """How often a round that breaks down is tried before the class is given up."""
 
 
-class Checkpoints(Section):
+class Checkpoints(ConfigSection):
     """When a cell's state is committed, besides at its end and when stopped; whichever is first."""
 
     every_s: Seconds = 30.0
     every_rounds: int | None = Field(default=None, ge=1)
 
 
-class Sheets(Section):
+class Sheets(ConfigSection):
     """Sample sheets at fixed latents while training."""
 
     every_rounds: int = Field(default=20, ge=1)
     pictures: int = Field(default=64, ge=1, le=1024)
 
 
-class Score(Section):
+class ScoreConfig(ConfigSection):
     """How training judges a class's generator, to keep the best; the last one when none."""
 
     metric: ScoreMetric = ScoreMetric.NONE
@@ -402,7 +402,7 @@ class Score(Section):
     """Pictures drawn for each score, at latents that never change over a run."""
 
 
-class Stability(Section):
+class Stability(ConfigSection):
     """How collapse and cycling are measured while training; they steer nothing."""
 
     every_rounds: int | None = Field(default=1, ge=1)
@@ -420,7 +420,7 @@ ALL = "all"
 
 def partition(config: RunConfig, labels: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """The run's cells, and the labels each sees the pictures of."""
-    if config.method is Method.PER_CLASS:
+    if config.method is MethodName.PER_CLASS:
         return {label: (label,) for label in labels}
     grid = config.cellular
     if grid is None or grid.rows * grid.columns == 1:
@@ -429,10 +429,10 @@ def partition(config: RunConfig, labels: tuple[str, ...]) -> dict[str, tuple[str
     return {f"{row}-{column}": labels for row, column in places}
 
 
-class RunConfig(Section):
+class RunConfig(ConfigSection):
     """The whole of it."""
 
-    method: Method = Method.PER_CLASS
+    method: MethodName = MethodName.PER_CLASS
     preset: str
     seed: int = Field(default=0, ge=0, lt=2**63)
     rounds: int | None = Field(default=None, ge=1, le=10_000_000)
@@ -453,9 +453,9 @@ class RunConfig(Section):
     training: Training = Training()
     checkpoints: Checkpoints = Checkpoints()
     sheets: Sheets = Sheets()
-    score: Score = Score()
+    score: ScoreConfig = ScoreConfig()
     stability: Stability = Stability()
-    cellular: Cellular | None = None
+    cellular: CellularConfig | None = None
     """The grid; of the cellular method alone."""
 
     @model_validator(mode="after")
@@ -524,10 +524,10 @@ class RunConfig(Section):
         """Why the settings make no sense on a grid, or a grid none with them; or None."""
         training, grid = self.training, self.cellular
         if grid is None:
-            if self.method is Method.CELLULAR:
+            if self.method is MethodName.CELLULAR:
                 return "cellular: null, and the method is cellular; use --preset cellular-paper"
             return None
-        if self.method is not Method.CELLULAR:
+        if self.method is not MethodName.CELLULAR:
             return f"cellular: only --method cellular has a grid, and the method is {self.method}"
         if training.n_critic > 1:
             return "training.n_critic: a grid's discriminators skip batches: use cellular.skip"

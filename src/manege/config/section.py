@@ -10,7 +10,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Chance = Annotated[float, Field(ge=0, le=1)]
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """A frozen part of the configuration that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from manege.config.cellular import Cellular
+from manege.config.cellular import CellularConfig
 from manege.config.presets import (
     DEFAULT_CELLULAR_PRESET,
     DEFAULT_PRESET,
@@ -23,7 +23,7 @@ from manege.config.problems import expected_one_of, join_problems, shown, tell
 from manege.config.schema import (
     TOY_NAMES,
     DataConfig,
-    Method,
+    MethodName,
     PixelCritic,
     RunConfig,
 )
@@ -142,7 +142,7 @@ def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _is_cellular(tree: Tree) -> bool:
     # From Python anything may come, and an array cannot be compared.
     method = tree.get("method")
-    return isinstance(method, str) and method == Method.CELLULAR
+    return isinstance(method, str) and method == MethodName.CELLULAR
 
 
 def amended(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
@@ -197,7 +197,7 @@ def _defaults(*, on_grid: bool) -> Tree:
     """Every value the schema has a default for, the grid's too where there is one."""
     tree = RunConfig(preset="", rounds=1, data=DataConfig(source="-")).model_dump(mode="json")
     del tree["preset"], tree["rounds"], tree["data"]["source"]
-    return tree | {"cellular": Cellular().model_dump(mode="json") if on_grid else None}
+    return tree | {"cellular": CellularConfig().model_dump(mode="json") if on_grid else None}
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from manege.data.decode import Form, Seen, array_to_form, pixel_digest
+from manege.data.decode import Form, PictureHeader, array_to_form, pixel_digest
 from manege.data.labels import printable
 from manege.data.split import Split
 from manege.errors import DataError, MachineError, ManegeError
@@ -80,12 +80,12 @@ class ArraySource:
         """How many pictures :meth:`found` would name."""
         return int(np.count_nonzero(self.parts[split].targets == self.labels.index(label)))
 
-    def headers(self, labels: tuple[str, ...]) -> list[Seen]:
+    def headers(self, labels: tuple[str, ...]) -> list[PictureHeader]:
         """One header, for all pictures share it."""
         height, width, channels = self.shape
-        return [Seen(width, height, _mode(channels), grey=channels == 1)]
+        return [PictureHeader(width, height, _mode(channels), grey=channels == 1)]
 
-    def every_header(self) -> Iterator[Seen]:
+    def every_header(self) -> Iterator[PictureHeader]:
         """One header, for all pictures share it."""
         yield from self.headers(self.labels)
 
@@ -109,14 +109,18 @@ class ArraySource:
 
     def inspect(
         self, wanted: Mapping[str, tuple[str, ...]], split: Split
-    ) -> Iterator[tuple[str, str, Seen | str]]:
+    ) -> Iterator[tuple[str, str, PictureHeader | str]]:
         """Label, name and what was seen of each wanted picture."""
         pictures = self._part(split).pictures()
         height, width, channels = self.shape
         for label, names in wanted.items():
             for name in names:
                 digest = pixel_digest(pictures[_place(name)])
-                yield label, name, Seen(width, height, _mode(channels), channels == 1, digest)
+                yield (
+                    label,
+                    name,
+                    PictureHeader(width, height, _mode(channels), channels == 1, digest),
+                )
 
     def _part(self, split: Split) -> Part:
         # Without an official split both parts lie in the one array there is.

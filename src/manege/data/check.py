@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from manege.config import SMALLEST_CLASS, DataConfig
 from manege.data.dataset import ClassCount, Dataset, survey
-from manege.data.decode import Seen
+from manege.data.decode import PictureHeader
 from manege.data.labels import listed
 from manege.data.split import Split
 from manege.errors import DataError
@@ -137,7 +137,7 @@ def check(config: DataConfig, progress: Callable[[int, int], None] | None = None
             continue
         try:
             for label, name, seen in dataset.source.inspect(wanted, split):
-                if isinstance(seen, Seen):
+                if isinstance(seen, PictureHeader):
                     sizes[seen.width, seen.height] += 1
                     modes[seen.mode] += 1
                     same[seen.digest].append(Where(label, split.value, name))

@@ -23,7 +23,7 @@ from manege.data.cifar_files import (
     MOST_BYTES,
     MOST_NAMES_BYTES,
     SIDE,
-    Batch,
+    CifarBatch,
     Labelling,
     read_binary_batch,
     read_binary_names,
@@ -40,7 +40,7 @@ PICTURES = 60_000
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArchiveLayout:
     """The files of one official archive."""
 
     folder: str
@@ -49,7 +49,7 @@ class Layout:
     train: tuple[str, ...]
     test: tuple[str, ...]
     names: tuple[str, ...]
-    read_batch: Callable[[Path, Labelling], Batch]
+    read_batch: Callable[[Path, Labelling], CifarBatch]
     read_names: Callable[[Path, Labelling], Sequence[object]]
 
     @property
@@ -67,7 +67,7 @@ class CifarDataset:
     about: str
     home: str
     """The folder for its files, below the user's places and in the download cache."""
-    layouts: tuple[Layout, Layout]
+    layouts: tuple[ArchiveLayout, ArchiveLayout]
     """Python, binary."""
     labelling: Labelling
     url: str = URL
@@ -77,7 +77,7 @@ class CifarDataset:
 class Found:
     """Where a dataset lies: its folder, or its archive."""
 
-    layout: Layout
+    layout: ArchiveLayout
     path: Path
 
 
@@ -149,18 +149,18 @@ def _refuse_half(place: Path, dataset: CifarDataset) -> None:
                 )
 
 
-def _folders_in(place: Path, layout: Layout) -> list[Path]:
+def _folders_in(place: Path, layout: ArchiveLayout) -> list[Path]:
     # The user may have named the very folder.
     itself = [place] if place.name == layout.folder else []
     return [place / layout.folder, *itself]
 
 
-def _missing(folder: Path, layout: Layout) -> list[str]:
+def _missing(folder: Path, layout: ArchiveLayout) -> list[str]:
     return [name for name in layout.caps if not (folder / name).is_file()]
 
 
 def _part(
-    prefix: str, folder: Path, names: tuple[str, ...], layout: Layout, labelling: Labelling
+    prefix: str, folder: Path, names: tuple[str, ...], layout: ArchiveLayout, labelling: Labelling
 ) -> Part:
     files = tuple(folder / name for name in names)
     stamps = tuple(stamp(file) for file in files)
@@ -179,19 +179,21 @@ def _part(
     )
 
 
-def _read(files: tuple[Path, ...], layout: Layout, labelling: Labelling) -> Iterator[Batch]:
+def _read(
+    files: tuple[Path, ...], layout: ArchiveLayout, labelling: Labelling
+) -> Iterator[CifarBatch]:
     """One file after the other, so that memory need not hold them all."""
     for file in files:
         yield layout.read_batch(file, labelling)
 
 
-def _pictures(read: Callable[[], Iterator[Batch]]) -> npt.NDArray[np.uint8]:
+def _pictures(read: Callable[[], Iterator[CifarBatch]]) -> npt.NDArray[np.uint8]:
     """All pictures of the files one after the other, N x H x W x C."""
     planes = np.concatenate([batch.pixels for batch in read()])
     return planes.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
 
 
-def _labels(folder: Path, layout: Layout, labelling: Labelling) -> tuple[str, ...]:
+def _labels(folder: Path, layout: ArchiveLayout, labelling: Labelling) -> tuple[str, ...]:
     """The official names, from the file that came with the pictures."""
     own = [name for name in layout.names if name == labelling.names_file]
     path = folder / (own or layout.names)[0]
@@ -207,7 +209,7 @@ def _labels(folder: Path, layout: Layout, labelling: Labelling) -> tuple[str, ..
 
 
 _CIFAR10 = (
-    Layout(
+    ArchiveLayout(
         folder="cifar-10-batches-py",
         archive="cifar-10-python.tar.gz",
         md5="c58f30108f718f92721af3b95e74349a",
@@ -217,7 +219,7 @@ _CIFAR10 = (
         read_batch=read_pickled_batch,
         read_names=read_pickled_names,
     ),
-    Layout(
+    ArchiveLayout(
         folder="cifar-10-batches-bin",
         archive="cifar-10-binary.tar.gz",
         md5="c32a1d4ab5d03f1284b67883e8d87530",
@@ -229,7 +231,7 @@ _CIFAR10 = (
     ),
 )
 _CIFAR100 = (
-    Layout(
+    ArchiveLayout(
         folder="cifar-100-python",
         archive="cifar-100-python.tar.gz",
         md5="eb9058c3a382ffc7106e4002c42a8d85",
@@ -239,7 +241,7 @@ _CIFAR100 = (
         read_batch=read_pickled_batch,
         read_names=read_pickled_names,
     ),
-    Layout(
+    ArchiveLayout(
         folder="cifar-100-binary",
         archive="cifar-100-binary.tar.gz",
         md5="03b5dce01913d631647c71ecec9e9cb8",

@@ -47,14 +47,14 @@ class Labelling:
 
 
 @dataclass(frozen=True)
-class Batch:
+class CifarBatch:
     """A file's pictures, a row of planes R, G, B each, and their labels."""
 
     pixels: npt.NDArray[np.uint8]
     targets: npt.NDArray[np.uint8]
 
 
-def read_pickled_batch(path: Path, labelling: Labelling) -> Batch:
+def read_pickled_batch(path: Path, labelling: Labelling) -> CifarBatch:
     """The pictures of a pickle, with the labels that are meant."""
     told = read_pickle(path, MOST_BYTES)
     pixels = _value(path, told, b"data", np.ndarray)
@@ -70,7 +70,7 @@ def read_pickled_batch(path: Path, labelling: Labelling) -> Batch:
     for place, target in enumerate(targets):
         if type(target) is not int or not 0 <= target < labelling.classes:
             raise _bad_label(path, place, target, labelling)
-    return Batch(pixels, np.array(targets, dtype=np.uint8))
+    return CifarBatch(pixels, np.array(targets, dtype=np.uint8))
 
 
 def read_pickled_names(path: Path, labelling: Labelling) -> Sequence[object]:
@@ -92,7 +92,7 @@ def _value(path: Path, told: dict[bytes, object], key: bytes, kind: type[_T]) ->
     return found
 
 
-def read_binary_batch(path: Path, labelling: Labelling) -> Batch:
+def read_binary_batch(path: Path, labelling: Labelling) -> CifarBatch:
     """The pictures of plain records, with the labels that are meant."""
     content = read_file(path, MOST_BYTES)
     length = labelling.columns + _PIXELS
@@ -106,7 +106,7 @@ def read_binary_batch(path: Path, labelling: Labelling) -> Batch:
     wrong = np.flatnonzero(targets >= labelling.classes)
     if wrong.size:
         raise _bad_label(path, int(wrong[0]), int(targets[wrong[0]]), labelling)
-    return Batch(records[:, labelling.columns :], targets.copy())
+    return CifarBatch(records[:, labelling.columns :], targets.copy())
 
 
 def read_binary_names(path: Path, labelling: Labelling) -> Sequence[object]:

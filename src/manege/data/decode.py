@@ -51,7 +51,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Seen:
+class PictureHeader:
     """What a picture was before it was brought to a form."""
 
     width: int
@@ -63,18 +63,18 @@ class Seen:
     """Of its pixels; empty when only the header was read."""
 
 
-def read_header(path: Path) -> Seen:
+def read_header(path: Path) -> PictureHeader:
     """Size and mode, without decoding a pixel."""
     with _opened(path) as image:
         return _seen(image)
 
 
-def inspect(path: Path) -> Seen:
+def inspect(path: Path) -> PictureHeader:
     """The header and a digest of the upright pixels: equal digests are equal pictures."""
     with _opened(path) as image:
         seen = _seen(image)
         picture = _flat(image)
-        return Seen(
+        return PictureHeader(
             seen.width, seen.height, seen.mode, seen.grey, pixel_digest(np.asarray(picture))
         )
 
@@ -132,11 +132,11 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             raise Broken(_line(error)) from error
 
 
-def _seen(image: Image.Image) -> Seen:
+def _seen(image: Image.Image) -> PictureHeader:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise Broken(_too_large(f"{width}x{height}"))
-    return Seen(width, height, image.mode, _is_grey(image))
+    return PictureHeader(width, height, image.mode, _is_grey(image))
 
 
 def _too_large(found: str) -> str:

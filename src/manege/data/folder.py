@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from manege.data import decode
 from manege.data.arrays import stamp
-from manege.data.decode import SUFFIXES, Broken, Form, Seen
+from manege.data.decode import SUFFIXES, Broken, Form, PictureHeader
 from manege.data.labels import check_label, natural, printable
 from manege.data.split import Split
 from manege.errors import DataError, MachineError
@@ -71,7 +71,7 @@ class FolderSource:
         """How many pictures :meth:`found` would name."""
         return len(self.found(label, split))
 
-    def headers(self, labels: tuple[str, ...]) -> list[Seen]:
+    def headers(self, labels: tuple[str, ...]) -> list[PictureHeader]:
         """The header of each class's first picture; a broken one is left to the loading."""
         headers = []
         for label in labels:
@@ -82,7 +82,7 @@ class FolderSource:
                     continue
         return headers
 
-    def every_header(self) -> Iterator[Seen]:
+    def every_header(self) -> Iterator[PictureHeader]:
         """The header of every picture; a broken one ends it."""
         for split in self.parts:
             for label in self.labels:
@@ -128,7 +128,7 @@ class FolderSource:
 
     def inspect(
         self, wanted: Mapping[str, tuple[str, ...]], split: Split
-    ) -> Iterator[tuple[str, str, Seen | str]]:
+    ) -> Iterator[tuple[str, str, PictureHeader | str]]:
         """Label, name and what was seen of each wanted picture, or why it is broken."""
         for label, names in wanted.items():
             for name in names:

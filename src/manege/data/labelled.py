@@ -25,7 +25,7 @@ from manege.data.folder import (
 )
 from manege.data.labels import natural, printable
 from manege.data.split import Split
-from manege.data.table import TABLE, Row, read_table
+from manege.data.table import TABLE, LabelRow, read_table
 from manege.errors import DataError
 
 _SHOWN = 200
@@ -147,7 +147,7 @@ def _parts(root: Path) -> dict[Split, Path]:
     return {Split.TRAIN: train}
 
 
-def _require_split(table: Path, rows: Sequence[Row], split: Split) -> None:
+def _require_split(table: Path, rows: Sequence[LabelRow], split: Split) -> None:
     """Refuse a column that contradicts the folders."""
     for row in rows:
         if row.split is not None and (row.split == TRAIN) != (split is Split.TRAIN):
@@ -157,7 +157,9 @@ def _require_split(table: Path, rows: Sequence[Row], split: Split) -> None:
             )
 
 
-def _divided(table: Path, rows: Sequence[Row]) -> tuple[dict[Split, list[Row]], str | None]:
+def _divided(
+    table: Path, rows: Sequence[LabelRow]
+) -> tuple[dict[Split, list[LabelRow]], str | None]:
     """The rows by the table's own split, and what to call it; all to train on when it has none."""
     train = [row for row in rows if row.split in (None, TRAIN)]
     held_out = [row for row in rows if row.split not in (None, TRAIN)]
@@ -173,14 +175,14 @@ def _divided(table: Path, rows: Sequence[Row]) -> tuple[dict[Split, list[Row]], 
     return {Split.TRAIN: train, Split.HELD_OUT: held_out}, official
 
 
-def _by_label(rows: Sequence[Row], split: Split) -> dict[tuple[str, Split], list[str]]:
+def _by_label(rows: Sequence[LabelRow], split: Split) -> dict[tuple[str, Split], list[str]]:
     names: dict[tuple[str, Split], list[str]] = {}
     for row in rows:
         names.setdefault((row.label, split), []).append(row.file)
     return names
 
 
-def _require_files(folder: Path, rows: Sequence[Row]) -> None:
+def _require_files(folder: Path, rows: Sequence[LabelRow]) -> None:
     # Listing a folder is faster than asking for each file. A hidden one, one of another suffix, or
     # one that is reached by a second link is not among them, and is asked for.
     seen = set(walk(folder).pictures)

@@ -30,7 +30,7 @@ _HEADER = (
 
 
 @dataclass(frozen=True)
-class Row:
+class LabelRow:
     """A line of the table."""
 
     line: int
@@ -41,7 +41,7 @@ class Row:
     """``train``, ``test``, ``val`` or ``validation``; None without such a column."""
 
 
-def read_table(path: Path) -> list[Row]:
+def read_table(path: Path) -> list[LabelRow]:
     """The table's rows in their order, each file once."""
     lines = _lines(path)
     if not lines:
@@ -50,7 +50,7 @@ def read_table(path: Path) -> list[Row]:
     names = [name.strip().casefold() for name in header]
     file, label = (_column(path, names, kind) for kind in (_FILE, _LABEL))
     split = _column(path, names, _SPLIT) if _SPLIT[0] in names else None
-    rows: dict[str, Row] = {}
+    rows: dict[str, LabelRow] = {}
     for line, fields in body:
         where = f"{printable(path)}: line {line}"
         if len(fields) != len(names):
@@ -58,7 +58,7 @@ def read_table(path: Path) -> list[Row]:
                 f"{where} has {len(fields)} fields, expected {len(names)} as the header has; "
                 "put a field that holds a comma into quotes"
             )
-        row = Row(
+        row = LabelRow(
             line,
             _relative(fields[file], where),
             fields[label].strip(),
@@ -129,7 +129,7 @@ def _split(value: str, where: str) -> str:
     return split
 
 
-def _check_row_label(row: Row, where: str) -> None:
+def _check_row_label(row: LabelRow, where: str) -> None:
     if not row.label:
         raise DataError(
             f"{where}: {printable(row.file)} has an empty label, expected one; fill it in or take "
@@ -138,5 +138,5 @@ def _check_row_label(row: Row, where: str) -> None:
     check_label(row.label, where)
 
 
-def _told(row: Row) -> str:
+def _told(row: LabelRow) -> str:
     return repr(row.label) if row.split is None else f"{row.label!r} of {row.split}"

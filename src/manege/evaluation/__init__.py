@@ -5,8 +5,8 @@ pictures to `metrics`, and lets a run keep the answer (`kept`).
 """
 
 from manege.evaluation.kept import Evaluation, as_json
-from manege.evaluation.options import Options
+from manege.evaluation.options import EvaluationOptions
 from manege.evaluation.run import evaluate
 from manege.evaluation.subject import Subject
 
-__all__ = ["Evaluation", "Options", "Subject", "as_json", "evaluate"]
+__all__ = ["Evaluation", "EvaluationOptions", "Subject", "as_json", "evaluate"]

@@ -15,8 +15,8 @@ from manege import device, pictures
 from manege.config import stream
 from manege.data import PictureSet, Split, cache, set_of
 from manege.errors import DataError
-from manege.evaluation.reference import Against
-from manege.evaluation.subject import Judged
+from manege.evaluation.reference import Reference
+from manege.evaluation.subject import SubjectPictures
 from manege.metrics import Space
 from manege.metrics.controls import EARLY_GENERATOR, FRESH_GENERATOR, MOST, RULE, check
 from manege.models import PictureShape, build_generator, generate, initialise
@@ -28,7 +28,9 @@ _DRAWN = 64
 """Pictures that an untrained generator draws together."""
 
 
-def checks_of(judged: Judged, against: Against, spaces: Iterable[Space]) -> dict[str, Any]:
+def checks_of(
+    judged: SubjectPictures, against: Reference, spaces: Iterable[Space]
+) -> dict[str, Any]:
     """For each space that could be tried on the data, by its name, what came of it, for JSON."""
     if against.dataset is None:
         return {}

@@ -16,7 +16,7 @@ SPACES = (
 
 
 @dataclass(frozen=True)
-class Options:
+class EvaluationOptions:
     """How to compare; the defaults are the command's."""
 
     metrics: tuple[str, ...] | None = None

@@ -25,8 +25,8 @@ from manege.data import (
 )
 from manege.data import Split as DataSplit
 from manege.errors import ConfigError, DataError, MachineError
-from manege.evaluation.options import SPACES, Options
-from manege.evaluation.subject import MOST, Judged, set_of_array
+from manege.evaluation.options import SPACES, EvaluationOptions
+from manege.evaluation.subject import MOST, SubjectPictures, set_of_array
 from manege.files import user_path
 from manege.metrics import (
     CLASSIFIER,
@@ -62,7 +62,7 @@ _ACCURATE = 0.95
 
 
 @dataclass(frozen=True)
-class Against:
+class Reference:
     """What the subject is held against."""
 
     reference: PictureSet
@@ -94,12 +94,12 @@ class Against:
 
 
 def open_reference(
-    data: str | Path | np.ndarray | None, judged: Judged, options: Options
-) -> Against:
+    data: str | Path | np.ndarray | None, judged: SubjectPictures, options: EvaluationOptions
+) -> Reference:
     """The data to compare with, in the form of the subject's pictures."""
     if isinstance(data, np.ndarray):
         _require_no_labels_wanted("the array", options)
-        against = Against(set_of_array(data, "array", None))
+        against = Reference(set_of_array(data, "array", None))
     else:
         _require_same_kind(data, judged)
         against = _opened(data, judged, options)
@@ -109,22 +109,26 @@ def open_reference(
     return against
 
 
-def _opened(data: str | Path | None, judged: Judged, options: Options) -> Against:
+def _opened(
+    data: str | Path | None, judged: SubjectPictures, options: EvaluationOptions
+) -> Reference:
     size, channels = judged.form if judged.model is not None else (options.size, options.channels)
     # Pictures of whatever side, without labels, are a reference too.
     path = None if data is None or str(data) in KNOWN else user_path(data)
     if path is not None and path.exists() and not has_labels(path):
         _require_no_labels_wanted(str(path), options)
-        return Against(read_set(path, size=size, channels=channels))
+        return Reference(read_set(path, size=size, channels=channels))
     config = _data_config(data, judged, options)
     dataset = survey_measured(config, size, channels)
     limit = max(MOST, options.samples or 0)
     train, held_out = (set_of(dataset, split, limit) for split in DataSplit)
     reference, other = (train, held_out) if options.split is DataSplit.TRAIN else (held_out, train)
-    return Against(reference, other if len(other) else None, dataset, config)
+    return Reference(reference, other if len(other) else None, dataset, config)
 
 
-def _data_config(data: str | Path | None, judged: Judged, options: Options) -> DataConfig:
+def _data_config(
+    data: str | Path | None, judged: SubjectPictures, options: EvaluationOptions
+) -> DataConfig:
     if data is not None:
         return resolve(
             flags={
@@ -141,7 +145,7 @@ def _data_config(data: str | Path | None, judged: Judged, options: Options) -> D
     return config.model_copy(update={k: v for k, v in changes.items() if v is not None})
 
 
-def _require_no_labels_wanted(name: str, options: Options) -> None:
+def _require_no_labels_wanted(name: str, options: EvaluationOptions) -> None:
     classes = None if options.classes is None else ",".join(options.classes)
     for option, given in (("--reference", options.reference), ("--classes", classes)):
         if given is not None:
@@ -151,7 +155,7 @@ def _require_no_labels_wanted(name: str, options: Options) -> None:
             )
 
 
-def _require_same_kind(data: str | Path | None, judged: Judged) -> None:
+def _require_same_kind(data: str | Path | None, judged: SubjectPictures) -> None:
     """Refuse points against pictures, in words about what was given."""
     if judged.model is None or data is None:
         return
@@ -165,7 +169,7 @@ def _require_same_kind(data: str | Path | None, judged: Judged) -> None:
         )
 
 
-def _require_same_form(judged: Judged, against: Against) -> None:
+def _require_same_form(judged: SubjectPictures, against: Reference) -> None:
     own, form = judged.form, (against.reference.size, against.reference.channels)
     if own == form:
         return
@@ -178,7 +182,7 @@ def _require_same_form(judged: Judged, against: Against) -> None:
     )
 
 
-def _require_same_labels(judged: Judged, against: Against) -> None:
+def _require_same_labels(judged: SubjectPictures, against: Reference) -> None:
     model = judged.model
     if against.dataset is None or model is None:
         return
@@ -197,7 +201,7 @@ def _require_same_labels(judged: Judged, against: Against) -> None:
     raise ConfigError(f"{judged.name}: {what}; {remedy}")
 
 
-def planned_kind(options: Options, against: Against) -> str:
+def planned_kind(options: EvaluationOptions, against: Reference) -> str:
     """The kind of feature space that the options mean, as far as is known before it is opened."""
     kind = options.features.partition("=")[0]
     if kind != "auto":
@@ -212,9 +216,9 @@ def planned_kind(options: Options, against: Against) -> str:
 
 
 def open_space(
-    judged: Judged,
-    against: Against,
-    options: Options,
+    judged: SubjectPictures,
+    against: Reference,
+    options: EvaluationOptions,
     say: Callable[[str], None],
     counting: Counting,
 ) -> Space:
@@ -248,8 +252,8 @@ def open_space(
 
 
 def open_labeller(
-    judged: Judged,
-    against: Against,
+    judged: SubjectPictures,
+    against: Reference,
     space: Space,
     say: Callable[[str], None],
     counting: Counting,
@@ -261,7 +265,7 @@ def open_labeller(
     return _classifier(judged, against, Telling(say, counting("feature network: seen")))
 
 
-def _classifier(judged: Judged, against: Against, telling: Telling) -> Space:
+def _classifier(judged: SubjectPictures, against: Reference, telling: Telling) -> Space:
     """The data's classifier, which a run may have kept."""
     assert against.config is not None
     reference = against.reference
@@ -269,7 +273,7 @@ def _classifier(judged: Judged, against: Against, telling: Telling) -> Space:
     return _kept_classifier(judged, scored) or classifier_for(scored, telling)
 
 
-def open_digits_space(against: Against, say: Callable[[str], None], counting: Counting) -> Space:
+def open_digits_space(against: Reference, say: Callable[[str], None], counting: Counting) -> Space:
     """MNIST's classifier, for the digits of stacked ones."""
     assert against.config is not None
     digits = DataConfig(source="mnist", root=against.config.root)
@@ -277,7 +281,7 @@ def open_digits_space(against: Against, say: Callable[[str], None], counting: Co
     return classifier_for(scored_data(digits, against.reference.size, 1), telling)
 
 
-def _kept_classifier(judged: Judged, scored: Dataset) -> Space | None:
+def _kept_classifier(judged: SubjectPictures, scored: Dataset) -> Space | None:
     """The classifier a run has stored, when it was made from this data."""
     if judged.rundir is None:
         return None
@@ -298,7 +302,7 @@ def _kept_classifier(judged: Judged, scored: Dataset) -> Space | None:
     return None
 
 
-def _given_scorer(folder: Path, against: Against, options: Options) -> Space:
+def _given_scorer(folder: Path, against: Reference, options: EvaluationOptions) -> Space:
     if not folder.is_dir():
         raise ConfigError(f"--features {folder}: expected {SPACES}")
     space = load_space(folder, options.feature_weights)
@@ -318,7 +322,7 @@ def _given_scorer(folder: Path, against: Against, options: Options) -> Space:
 
 
 def _logits_space(
-    path: Path | None, against: Against, options: Options, say: Callable[[str], None]
+    path: Path | None, against: Reference, options: EvaluationOptions, say: Callable[[str], None]
 ) -> Space:
     if path is None:
         root = options.data_root or os.environ.get("MANEGE_DATA")

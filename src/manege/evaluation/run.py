@@ -12,20 +12,20 @@ from manege.data import Dataset, PictureSet
 from manege.errors import ConfigError
 from manege.evaluation.checking import checks_of
 from manege.evaluation.kept import Evaluation, keep, stored
-from manege.evaluation.options import Options
+from manege.evaluation.options import EvaluationOptions
 from manege.evaluation.reference import (
-    Against,
+    Reference,
     open_digits_space,
     open_labeller,
     open_reference,
     open_space,
     planned_kind,
 )
-from manege.evaluation.subject import Judged, Subject, open_subject
+from manege.evaluation.subject import Subject, SubjectPictures, open_subject
 from manege.metrics import (
-    Contest,
     Counting,
-    Facts,
+    Preconditions,
+    ScoredSets,
     Space,
     check_facts,
     measure,
@@ -39,7 +39,7 @@ FEWEST_OF_CLASS = 100
 def evaluate(
     subject: Subject,
     data: str | Path | np.ndarray | None = None,
-    options: Options | None = None,
+    options: EvaluationOptions | None = None,
     *,
     say: Callable[[str], None] = lambda text: None,
     counting: Counting = lambda verb: None,
@@ -53,14 +53,14 @@ def evaluate(
         say: told warnings and what takes long.
         counting: from a verb to a progress display.
     """
-    options = options or Options()
+    options = options or EvaluationOptions()
     # All that can be refused at once comes before anything that takes long.
     options.check()
     judged = open_subject(subject, options)
     against = open_reference(data, judged, options)
     count = judged.count(len(against.reference), options)
     kind = planned_kind(options, against)
-    facts = Facts(
+    facts = Preconditions(
         generated=(judged.name, count),
         reference=against.reference,
         other=against.other,
@@ -92,7 +92,7 @@ def evaluate(
     spaces = {one.name: one for one in (space, labeller) if one is not None}
     controls = checks_of(judged, against, spaces.values())
     generated = judged.drawn(count, options.seed, counting)
-    contest = Contest(
+    contest = ScoredSets(
         generated=generated,
         reference=against.reference,
         space=space,
@@ -112,14 +112,17 @@ def evaluate(
     return keep(judged.rundir, evaluation, results, labeller or space)
 
 
-def _require_labels(judged: Judged, against: Against) -> None:
+def _require_labels(judged: SubjectPictures, against: Reference) -> None:
     for name, labels in ((judged.name, judged.labels), ("the data", against.labels)):
         if labels is None:
             raise ConfigError(f"--per-class: {name} has no labels; leave --per-class out")
 
 
 def _classes(
-    judged: Judged, generated: PictureSet, dataset: Dataset | None, options: Options
+    judged: SubjectPictures,
+    generated: PictureSet,
+    dataset: Dataset | None,
+    options: EvaluationOptions,
 ) -> dict[str, np.ndarray | None]:
     """The classes to score one by one; a model draws more of those it drew few of."""
     assert dataset is not None
@@ -136,7 +139,11 @@ def _classes(
 
 
 def _protocol(
-    judged: Judged, against: Against, space: Space, options: Options, count: int
+    judged: SubjectPictures,
+    against: Reference,
+    space: Space,
+    options: EvaluationOptions,
+    count: int,
 ) -> dict[str, Any]:
     """Everything the numbers depend on."""
     reference = against.reference

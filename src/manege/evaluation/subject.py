@@ -12,7 +12,7 @@ import numpy as np
 from manege.config import stream
 from manege.data import PictureSet, read_set
 from manege.errors import ConfigError, DataError
-from manege.evaluation.options import Options
+from manege.evaluation.options import EvaluationOptions
 from manege.files import user_path
 from manege.metrics import Counting
 from manege.rundir import RunDir
@@ -26,7 +26,7 @@ Subject = str | Path | Model | Samples | np.ndarray
 
 
 @dataclass(frozen=True)
-class Judged:
+class SubjectPictures:
     """What is to be judged, opened: a model that draws, or pictures that are there."""
 
     name: str
@@ -51,7 +51,7 @@ class Judged:
         assert self.pictures is not None
         return self.pictures.labels
 
-    def count(self, num_references: int, options: Options) -> int:
+    def count(self, num_references: int, options: EvaluationOptions) -> int:
         """How many of its pictures are compared."""
         if self.model is not None:
             return options.samples or min(MOST, max(USUAL, num_references))
@@ -76,7 +76,7 @@ class Judged:
         return replace(own, pictures=own.pictures[rows], labels=some)
 
 
-def open_subject(subject: Subject, options: Options) -> Judged:
+def open_subject(subject: Subject, options: EvaluationOptions) -> SubjectPictures:
     """The subject, with only the classes that count."""
     judged = _opened(subject, options)
     if judged.model is not None:
@@ -98,25 +98,25 @@ def set_of_array(
     return PictureSet(name, "all", array, labels, digest.hexdigest())
 
 
-def _opened(subject: Subject, options: Options) -> Judged:
+def _opened(subject: Subject, options: EvaluationOptions) -> SubjectPictures:
     if isinstance(subject, Model):
-        return Judged("model", subject.digest, model=subject)
+        return SubjectPictures("model", subject.digest, model=subject)
     if isinstance(subject, Samples):
         made = set_of_array(subject.pictures, "samples", subject.labels)
-        return Judged(made.name, made.digest, pictures=made)
+        return SubjectPictures(made.name, made.digest, pictures=made)
     if isinstance(subject, np.ndarray):
         made = set_of_array(subject, "array", None)
-        return Judged(made.name, made.digest, pictures=made)
+        return SubjectPictures(made.name, made.digest, pictures=made)
     path = user_path(subject)
     if (path / "model.json").is_file():
         model = open_model(path)
-        return Judged(str(path), model.digest, model=model)
+        return SubjectPictures(str(path), model.digest, model=model)
     if (path / "config.yaml").is_file():
         model = open_model(path)
-        return Judged(str(path), model.digest, model=model, rundir=RunDir.open(path))
+        return SubjectPictures(str(path), model.digest, model=model, rundir=RunDir.open(path))
     _refuse_folder_of_runs(path)
     made = read_set(path, size=options.size, channels=options.channels)
-    return Judged(str(path), made.digest, pictures=made)
+    return SubjectPictures(str(path), made.digest, pictures=made)
 
 
 def _refuse_folder_of_runs(path: Path) -> None:
@@ -127,7 +127,7 @@ def _refuse_folder_of_runs(path: Path) -> None:
         )
 
 
-def _check_form(judged: Judged, options: Options) -> None:
+def _check_form(judged: SubjectPictures, options: EvaluationOptions) -> None:
     size, channels = judged.form
     for option, given, own in (
         ("--size", options.size, size),
@@ -140,7 +140,7 @@ def _check_form(judged: Judged, options: Options) -> None:
             )
 
 
-def _with_classes(judged: Judged, classes: tuple[str, ...]) -> Judged:
+def _with_classes(judged: SubjectPictures, classes: tuple[str, ...]) -> SubjectPictures:
     if judged.model is not None:
         if judged.model.unlabelled:
             return judged

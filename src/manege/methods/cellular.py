@@ -46,7 +46,7 @@ from manege.cell import (
     update_generator,
 )
 from manege.config import (
-    Cellular as Grid,
+    CellularConfig as Grid,
 )
 from manege.config import (
     CustomCells,

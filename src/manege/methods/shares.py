@@ -28,14 +28,14 @@ from manege.cell import (
     spread_of,
 )
 from manege.config import AdaptiveAugment, FewAugment, RunConfig, partition, stream
-from manege.config import Method as MethodName
+from manege.config import MethodName as MethodName
 from manege.data import Dataset, Split, batch_at, batches_in, round_order
 from manege.models import (
     FrozenFeatures,
     Generator,
     PictureShape,
-    change,
-    draw_changes,
+    augment,
+    draw_augmentation,
     generate,
     to_floats,
 )
@@ -161,7 +161,9 @@ class Shares:
                 pool = self._pools[labels]
                 count = len(pool.pictures)
                 showing = self._showing(labels, count)
-                pool.seen = Seen(self.features, pool.pictures, self._versions(count), showing)
+                pool.seen = SeenPictures(
+                    self.features, pool.pictures, self._versions(count), showing
+                )
         return self._pools[labels]
 
     def streams(self, cell: str, state: CellState) -> Streams:
@@ -217,8 +219,8 @@ class Shares:
             )
             if training.flip:
                 pictures = _flipped(pictures, rng)
-            changes = draw_changes(rng, len(pictures), side, few.chance, holes=False)
-            return change(pictures, changes)
+            changes = draw_augmentation(rng, len(pictures), side, few.chance, holes=False)
+            return augment(pictures, changes)
 
         return show
 
@@ -318,7 +320,7 @@ class _Pool:
         self.kept_pictures = _joined(kept)
         self.labels = _numbered(trained, numbers)
         self.kept_labels = _numbered(kept, numbers)
-        self.seen: Seen | None = None
+        self.seen: SeenPictures | None = None
 
 
 class Share:
@@ -350,7 +352,7 @@ class Share:
         return self._order[1]
 
 
-class Seen:
+class SeenPictures:
     """What a critic sees of a pool's pictures, in some versions each; computed when first needed.
 
     It lies in memory that processes forked later share, so that a grid's trainers look at each

@@ -11,7 +11,7 @@ from manege.metrics.classifier import (
     space_for,
     training_digest,
 )
-from manege.metrics.conditions import GROUPS, Facts, check_facts, check_groups
+from manege.metrics.conditions import GROUPS, Preconditions, check_facts, check_groups
 from manege.metrics.estimate import Estimate
 from manege.metrics.lite0_weights import FeatureWeights, feature_weights
 from manege.metrics.mixture import FrechetMixture, InceptionMixture
@@ -38,7 +38,7 @@ from manege.metrics.spaces import (
     save_space,
 )
 from manege.metrics.stability import StabilityGauge, space_without_scores
-from manege.metrics.suite import Contest, Counting, Results, measure
+from manege.metrics.suite import Counting, Results, ScoredSets, measure
 from manege.metrics.weights import load_weights
 
 __all__ = [
@@ -51,15 +51,15 @@ __all__ = [
     "POINTS",
     "RANDOM",
     "ClassScorer",
-    "Contest",
     "Counting",
     "Estimate",
-    "Facts",
     "FeatureWeights",
     "FrechetMixture",
     "InceptionMixture",
+    "Preconditions",
     "Results",
     "Score",
+    "ScoredSets",
     "Space",
     "StabilityGauge",
     "Telling",

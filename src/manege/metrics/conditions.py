@@ -37,7 +37,7 @@ SPLITS = 10
 
 
 @dataclass(frozen=True)
-class Facts:
+class Preconditions:
     """What is known of a contest before anything is drawn or computed."""
 
     generated: tuple[str, int]
@@ -57,7 +57,7 @@ class Facts:
     """What says which labels pictures show; likewise, and None where nothing does."""
     allow_few: bool = False
 
-    def within(self, space: Space, labeller: Space | None = None) -> Facts:
+    def within(self, space: Space, labeller: Space | None = None) -> Preconditions:
         """All that is known once the space is open, and what tells labels if that does not."""
         known = replace(self, kind=space.kind, dimensions=space.dimensions, space=space)
         return replace(known, labeller=labeller or (space if space.labels else None))
@@ -84,7 +84,7 @@ def check_groups(names: Sequence[str] | None) -> tuple[str, ...] | None:
     return chosen
 
 
-def check_facts(facts: Facts, groups: tuple[str, ...] | None) -> None:
+def check_facts(facts: Preconditions, groups: tuple[str, ...] | None) -> None:
     """Nothing; an error for too few pictures, or for scores asked for that cannot be had."""
     subject, count = facts.generated
     if count < FEWEST:
@@ -102,7 +102,7 @@ def check_facts(facts: Facts, groups: tuple[str, ...] | None) -> None:
             raise ConfigError(f"--metrics {group}: {reason}")
 
 
-def why_not(group: str, facts: Facts) -> str | None:
+def why_not(group: str, facts: Preconditions) -> str | None:
     """Why a group of scores cannot be had, as far as is known, or None."""
     generated, labels = facts.generated[1], facts.reference.labels
     space, labeller = facts.space, facts.labeller
@@ -149,7 +149,7 @@ def fewest_for_frechet(kind: str, dimensions: int) -> int:
     return FEWEST_FOR_FID if kind in (INCEPTION, CLEAN) else enough_for_frechet(dimensions)
 
 
-def _too_few(facts: Facts, sets: Mapping[str, int]) -> str | None:
+def _too_few(facts: Preconditions, sets: Mapping[str, int]) -> str | None:
     """Why the smallest of these sets does not do for a Fréchet distance, or None."""
     if facts.allow_few or facts.kind is None or facts.dimensions is None:
         return None

@@ -33,7 +33,7 @@ _BLOCK_BYTES = 1 << 25
 
 
 @dataclass(frozen=True)
-class Bound:
+class CopyBound:
     """The distance below which a picture of a class is a near-copy."""
 
     distance: float
@@ -94,7 +94,7 @@ def nearest_of(
 
 def bound_of(
     training_MSSC: np.ndarray, held_out_NSSC: np.ndarray, *, mirrored: bool = False
-) -> Bound:
+) -> CopyBound:
     """The fifth percentile of held-out pictures' distances to the training pictures.
 
     Where fewer than 20 are held out, each training picture is held against all others instead: it
@@ -113,7 +113,7 @@ def bound_of(
     )
     # This quantile leaves that part of *other* real pictures below it, however few set it.
     distance = float(np.quantile(distance_N, SHARE, method="weibull"))
-    return Bound(distance, len(distance_N), left_out)
+    return CopyBound(distance, len(distance_N), left_out)
 
 
 def _coarse(pictures_NSSC: np.ndarray) -> Tensor:

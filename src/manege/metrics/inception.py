@@ -30,7 +30,7 @@ _EPSILON = 1e-3
 
 
 @dataclass(frozen=True)
-class Conv:
+class InceptionConv:
     """A convolution without bias, its batch norm and a ReLU."""
 
     name: str
@@ -47,7 +47,7 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class Pool:
+class InceptionPool:
     """3×3; the mean counts only what lies inside the picture."""
 
     kind: Literal["max", "mean"]
@@ -66,26 +66,26 @@ class Fork:
     branches: tuple[Chain, ...]
 
 
-Chain = tuple["Conv | Pool | Fork", ...]
-HALVE = Pool("max", stride=2)
+Chain = tuple["InceptionConv | InceptionPool | Fork", ...]
+HALVE = InceptionPool("max", stride=2)
 
 
-def _wide(name: str, outputs: int, *kernel: int, stride: int = 1) -> Conv:
+def _wide(name: str, outputs: int, *kernel: int, stride: int = 1) -> InceptionConv:
     both = (kernel[0], kernel[-1])
-    return Conv(name, outputs, both, stride, same=stride == 1)
+    return InceptionConv(name, outputs, both, stride, same=stride == 1)
 
 
 def _block_a(name: str, pooled: int) -> Fork:
     return Fork(
         (
-            (Conv(f"{name}.branch1x1", 64),),
-            (Conv(f"{name}.branch5x5_1", 48), _wide(f"{name}.branch5x5_2", 64, 5)),
+            (InceptionConv(f"{name}.branch1x1", 64),),
+            (InceptionConv(f"{name}.branch5x5_1", 48), _wide(f"{name}.branch5x5_2", 64, 5)),
             (
-                Conv(f"{name}.branch3x3dbl_1", 64),
+                InceptionConv(f"{name}.branch3x3dbl_1", 64),
                 _wide(f"{name}.branch3x3dbl_2", 96, 3),
                 _wide(f"{name}.branch3x3dbl_3", 96, 3),
             ),
-            (Pool("mean"), Conv(f"{name}.branch_pool", pooled)),
+            (InceptionPool("mean"), InceptionConv(f"{name}.branch_pool", pooled)),
         )
     )
 
@@ -95,7 +95,7 @@ def _block_b(name: str) -> Fork:
         (
             (_wide(f"{name}.branch3x3", 384, 3, stride=2),),
             (
-                Conv(f"{name}.branch3x3dbl_1", 64),
+                InceptionConv(f"{name}.branch3x3dbl_1", 64),
                 _wide(f"{name}.branch3x3dbl_2", 96, 3),
                 _wide(f"{name}.branch3x3dbl_3", 96, 3, stride=2),
             ),
@@ -107,20 +107,20 @@ def _block_b(name: str) -> Fork:
 def _block_c(name: str, width: int) -> Fork:
     return Fork(
         (
-            (Conv(f"{name}.branch1x1", 192),),
+            (InceptionConv(f"{name}.branch1x1", 192),),
             (
-                Conv(f"{name}.branch7x7_1", width),
+                InceptionConv(f"{name}.branch7x7_1", width),
                 _wide(f"{name}.branch7x7_2", width, 1, 7),
                 _wide(f"{name}.branch7x7_3", 192, 7, 1),
             ),
             (
-                Conv(f"{name}.branch7x7dbl_1", width),
+                InceptionConv(f"{name}.branch7x7dbl_1", width),
                 _wide(f"{name}.branch7x7dbl_2", width, 7, 1),
                 _wide(f"{name}.branch7x7dbl_3", width, 1, 7),
                 _wide(f"{name}.branch7x7dbl_4", width, 7, 1),
                 _wide(f"{name}.branch7x7dbl_5", 192, 1, 7),
             ),
-            (Pool("mean"), Conv(f"{name}.branch_pool", 192)),
+            (InceptionPool("mean"), InceptionConv(f"{name}.branch_pool", 192)),
         )
     )
 
@@ -128,9 +128,12 @@ def _block_c(name: str, width: int) -> Fork:
 def _block_d(name: str) -> Fork:
     return Fork(
         (
-            (Conv(f"{name}.branch3x3_1", 192), _wide(f"{name}.branch3x3_2", 320, 3, stride=2)),
             (
-                Conv(f"{name}.branch7x7x3_1", 192),
+                InceptionConv(f"{name}.branch3x3_1", 192),
+                _wide(f"{name}.branch3x3_2", 320, 3, stride=2),
+            ),
+            (
+                InceptionConv(f"{name}.branch7x7x3_1", 192),
                 _wide(f"{name}.branch7x7x3_2", 192, 1, 7),
                 _wide(f"{name}.branch7x7x3_3", 192, 7, 1),
                 _wide(f"{name}.branch7x7x3_4", 192, 3, stride=2),
@@ -151,25 +154,25 @@ def _block_e(name: str, kind: Literal["max", "mean"]) -> Fork:
 
     return Fork(
         (
-            (Conv(f"{name}.branch1x1", 320),),
-            (Conv(f"{name}.branch3x3_1", 384), crossed("branch3x3_2")),
+            (InceptionConv(f"{name}.branch1x1", 320),),
+            (InceptionConv(f"{name}.branch3x3_1", 384), crossed("branch3x3_2")),
             (
-                Conv(f"{name}.branch3x3dbl_1", 448),
+                InceptionConv(f"{name}.branch3x3dbl_1", 448),
                 _wide(f"{name}.branch3x3dbl_2", 384, 3),
                 crossed("branch3x3dbl_3"),
             ),
-            (Pool(kind), Conv(f"{name}.branch_pool", 192)),
+            (InceptionPool(kind), InceptionConv(f"{name}.branch_pool", 192)),
         )
     )
 
 
 PLAN: Chain = (
-    Conv("Conv2d_1a_3x3", 32, (3, 3), stride=2),
-    Conv("Conv2d_2a_3x3", 32, (3, 3)),
+    InceptionConv("Conv2d_1a_3x3", 32, (3, 3), stride=2),
+    InceptionConv("Conv2d_2a_3x3", 32, (3, 3)),
     _wide("Conv2d_2b_3x3", 64, 3),
     HALVE,
-    Conv("Conv2d_3b_1x1", 80),
-    Conv("Conv2d_4a_3x3", 192, (3, 3)),
+    InceptionConv("Conv2d_3b_1x1", 80),
+    InceptionConv("Conv2d_4a_3x3", 192, (3, 3)),
     HALVE,
     _block_a("Mixed_5b", 32),
     _block_a("Mixed_5c", 64),
@@ -242,14 +245,14 @@ class Inception:
             x = self._step(step, x)
         return x
 
-    def _step(self, step: Conv | Pool | Fork, x: Tensor) -> Tensor:
+    def _step(self, step: InceptionConv | InceptionPool | Fork, x: Tensor) -> Tensor:
         match step:
-            case Conv():
+            case InceptionConv():
                 weight, bias = self._folded[step.name]
                 return F.relu_(F.conv2d(x, weight, bias, step.stride, step.padding))
-            case Pool(kind="max"):
+            case InceptionPool(kind="max"):
                 return F.max_pool2d(x, 3, step.stride, step.padding)
-            case Pool():
+            case InceptionPool():
                 return F.avg_pool2d(x, 3, step.stride, step.padding, count_include_pad=False)
             case Fork():
                 return torch.cat([self._chain(branch, x) for branch in step.branches], 1)
@@ -260,11 +263,11 @@ def clean(tensors: Mapping[str, Tensor]) -> Inception:
     return Inception(tensors, bicubic)
 
 
-def _convs(chain: Chain, inputs: int) -> Iterator[tuple[Conv, int]]:
+def _convs(chain: Chain, inputs: int) -> Iterator[tuple[InceptionConv, int]]:
     """Every convolution with its number of inputs, in the order of the network."""
     for step in chain:
         match step:
-            case Conv():
+            case InceptionConv():
                 yield step, inputs
             case Fork():
                 for branch in step.branches:
@@ -272,11 +275,11 @@ def _convs(chain: Chain, inputs: int) -> Iterator[tuple[Conv, int]]:
         inputs = _outputs(step, inputs)
 
 
-def _outputs(step: Conv | Pool | Fork, inputs: int) -> int:
+def _outputs(step: InceptionConv | InceptionPool | Fork, inputs: int) -> int:
     match step:
-        case Conv():
+        case InceptionConv():
             return step.outputs
-        case Pool():
+        case InceptionPool():
             return inputs
         case Fork():
             total = 0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from manege.config import Score, ScoreMetric
+from manege.config import ScoreConfig, ScoreMetric
 from manege.data import Dataset, Split, set_of
 from manege.errors import ConfigError
 from manege.metrics.estimate import Estimate
@@ -27,7 +27,7 @@ class ClassScorer:
 
     def __init__(
         self,
-        config: Score,
+        config: ScoreConfig,
         space: Space,
         dataset: Dataset,
         parts: Mapping[str, tuple[str, ...]],

@@ -43,7 +43,7 @@ from manege.metrics.networks import (
     initialise_random,
 )
 from manege.metrics.parts import inception_features
-from manege.metrics.weights import Weights
+from manege.metrics.weights import InceptionWeights
 from manege.models import fill, to_floats
 from manege.models.lite0 import CLASSES
 
@@ -257,7 +257,7 @@ def mnist_logits_space(path: Path) -> Space:
     )
 
 
-def inception_space(weights: Weights, kind: str, size: int, channels: int) -> Space:
+def inception_space(weights: InceptionWeights, kind: str, size: int, channels: int) -> Space:
     """FID's own space, for pictures of any side; `kind` is INCEPTION or CLEAN."""
     network = (clean_inception if kind == CLEAN else Inception)(weights.tensors)
     source = {"file": weights.source, "sha256": weights.source_sha256}

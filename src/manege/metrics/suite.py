@@ -17,7 +17,7 @@ from manege.metrics.conditions import (
     FEWEST,
     GROUPS,
     SPLITS,
-    Facts,
+    Preconditions,
     check_facts,
     fewest_for_frechet,
     fewest_for_is,
@@ -44,7 +44,7 @@ NUM_PAIRS = 16
 
 
 @dataclass(frozen=True)
-class Contest:
+class ScoredSets:
     """Two sets to compare, and what is needed beside."""
 
     generated: PictureSet
@@ -81,7 +81,7 @@ Counting = Callable[[str], Progress | None]
 """From a verb to somebody who is told how far it has come."""
 
 
-def measure(contest: Contest, groups: tuple[str, ...] | None, counting: Counting) -> Results:
+def measure(contest: ScoredSets, groups: tuple[str, ...] | None, counting: Counting) -> Results:
     """All scores that were asked for, or, when nothing was, all that can be had.
 
     One that was asked for and cannot be had is an error; else it is left out with the reason.
@@ -91,13 +91,13 @@ def measure(contest: Contest, groups: tuple[str, ...] | None, counting: Counting
 
 class _Measuring:
     def __init__(
-        self, contest: Contest, groups: tuple[str, ...] | None, counting: Counting
+        self, contest: ScoredSets, groups: tuple[str, ...] | None, counting: Counting
     ) -> None:
         self._contest = contest
         self._groups = groups
         self._counting = counting
         self._results = Results()
-        self._facts = Facts(
+        self._facts = Preconditions(
             generated=(contest.generated.name, len(contest.generated)),
             reference=contest.reference,
             other=contest.other,

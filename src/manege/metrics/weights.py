@@ -54,7 +54,7 @@ _PARTS |= {"var": "bn.running_var", "gamma": "bn.weight"}
 
 
 @dataclass(frozen=True)
-class Weights:
+class InceptionWeights:
     """The network's tensors and where they are from."""
 
     tensors: Mapping[str, Tensor]
@@ -65,7 +65,7 @@ class Weights:
     source_sha256: str
 
 
-def load_weights(file: Path | None = None) -> Weights:
+def load_weights(file: Path | None = None) -> InceptionWeights:
     """The weights from the first place that has them.
 
     Order: ``file``, the environment's, torch's cache, what an earlier call kept, the installed
@@ -106,7 +106,7 @@ def _download() -> Path:
     return fetch("Inception-v3", URL, FILE, f"sha256:{SHA256}", home=_KEPT, remedy=remedy)
 
 
-def _from_file(path: Path, called: str) -> Weights:
+def _from_file(path: Path, called: str) -> InceptionWeights:
     """The weights in one of the published files, kept in our own form from then on."""
     expected = f"expected {FILE} ({URL}), or {SCRIPT} of the package {PACKAGE}; give one of them"
     try:
@@ -175,19 +175,19 @@ def _check(tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"{name} of {tuple(tensors[name].shape)}")
 
 
-def _weights(tensors: Mapping[str, Tensor], source: str, source_sha256: str) -> Weights:
+def _weights(tensors: Mapping[str, Tensor], source: str, source_sha256: str) -> InceptionWeights:
     digest = hashlib.sha256()
     for name in shapes():
         digest.update(name.encode())
         digest.update(tensors[name].contiguous().numpy().data)
-    return Weights(tensors, digest.hexdigest(), source, source_sha256)
+    return InceptionWeights(tensors, digest.hexdigest(), source, source_sha256)
 
 
 def _keep(tensors: Mapping[str, Tensor], source_sha256: str) -> None:
     keep(_KEPT, tensors, source_sha256)
 
 
-def _kept(source_sha256: str) -> Weights | None:
+def _kept(source_sha256: str) -> InceptionWeights | None:
     """What was kept of that file, None when nothing sound was."""
     tensors = kept(_KEPT, source_sha256)
     if tensors is None or not set(shapes()) <= set(tensors):

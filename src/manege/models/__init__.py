@@ -3,13 +3,13 @@
 Owns the mathematics of the networks. Draws no random number, knows no cell, file or process.
 """
 
-from manege.models.augment import Changes, change, draw_changes
-from manege.models.chain import Chain
+from manege.models.augment import AugmentParams, augment, draw_augmentation
+from manege.models.chain import ManualMLP
 from manege.models.constraints import (
     clip_,
     clippable,
     gradient_penalty,
-    sharpen_,
+    power_iteration_,
     squared_gradients,
 )
 from manege.models.critic import (
@@ -21,9 +21,9 @@ from manege.models.critic import (
 from manege.models.layout import ALIGN, fill, layout_of, named_tensors, tensors_in
 from manege.models.lite0 import Lite0
 from manege.models.losses import (
-    compares,
     discriminator_loss,
     generator_loss,
+    needs_real,
     objective_loss,
 )
 from manege.models.networks import (
@@ -40,24 +40,23 @@ from manege.models.pixels import generate, to_bytes, to_floats
 
 __all__ = [
     "ALIGN",
-    "Chain",
-    "Changes",
+    "AugmentParams",
     "Discriminator",
     "FeatureDiscriminator",
     "FrozenFeatures",
     "Generator",
     "Lite0",
+    "ManualMLP",
     "PictureShape",
     "Spec",
+    "augment",
     "build_discriminator",
     "build_feature_discriminator",
     "build_generator",
-    "change",
     "clip_",
     "clippable",
-    "compares",
     "discriminator_loss",
-    "draw_changes",
+    "draw_augmentation",
     "fed_side",
     "fill",
     "generate",
@@ -66,8 +65,9 @@ __all__ = [
     "initialise",
     "layout_of",
     "named_tensors",
+    "needs_real",
     "objective_loss",
-    "sharpen_",
+    "power_iteration_",
     "squared_gradients",
     "tensors_in",
     "to_bytes",

@@ -20,7 +20,7 @@ _CUT = 1 / 2
 """Of the side, the hole that is cut."""
 
 
-class Changes(NamedTuple):
+class AugmentParams(NamedTuple):
     """What happens to each picture of a batch; a picture left alone has the neutral values."""
 
     brightness_B: Tensor
@@ -35,9 +35,9 @@ class Changes(NamedTuple):
     """Where the hole begins; far outside when there is none."""
 
 
-def draw_changes(
+def draw_augmentation(
     rng: np.random.Generator, batch: int, side: int, chance: float, *, holes: bool = True
-) -> Changes:
+) -> AugmentParams:
     """Each kind of change happens to each picture with this chance, holes where they may."""
     happens_5B = rng.random((5, batch)) < chance
     uniform_3B = rng.random((3, batch)) - 0.5
@@ -49,7 +49,7 @@ def draw_changes(
     brightness_B = uniform_3B[0] * happens_5B[0]
     saturation_B = 1 + 2 * uniform_3B[1] * happens_5B[1]
     contrast_B = 1 + uniform_3B[2] * happens_5B[2]
-    return Changes(
+    return AugmentParams(
         torch.from_numpy(brightness_B.astype(np.float32)),
         torch.from_numpy(saturation_B.astype(np.float32)),
         torch.from_numpy(contrast_B.astype(np.float32)),
@@ -58,7 +58,7 @@ def draw_changes(
     )
 
 
-def change(x_BCSS: Tensor, changes: Changes) -> Tensor:
+def augment(x_BCSS: Tensor, changes: AugmentParams) -> Tensor:
     """The changed pictures, channels last in memory; can be differentiated, twice as well."""
     side = x_BCSS.shape[-1]
     x = x_BCSS + changes.brightness_B[:, None, None, None]

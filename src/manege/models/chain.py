@@ -17,7 +17,7 @@ from manege.config import Activation
 from manege.models.layers import SLOPE, Dense
 
 
-class Chain(NamedTuple):
+class ManualMLP(NamedTuple):
     """Linear layers, each with the activation that follows it."""
 
     layers: list[Dense]
@@ -58,10 +58,10 @@ class Chain(NamedTuple):
         return gradient if inputs else None
 
 
-def chain_of(layers: list[Dense], activations: list[Activation | None]) -> Chain | None:
+def manual_mlp(layers: list[Dense], activations: list[Activation | None]) -> ManualMLP | None:
     """None where a pass cannot be written out: SiLU's result does not tell its gradient."""
     bounded = any(layer.u is not None for layer in layers)
-    return None if bounded or Activation.SILU in activations else Chain(layers, activations)
+    return None if bounded or Activation.SILU in activations else ManualMLP(layers, activations)
 
 
 def _activate(x: Tensor, activation: Activation | None) -> Tensor:

@@ -32,14 +32,14 @@ def clip_(parameters: list[Tensor], bound: float) -> None:
         parameter.clamp_(-bound, bound)
 
 
-def sharpen_(discriminator: nn.Module) -> None:
+def power_iteration_(discriminator: nn.Module) -> None:
     """Bring every spectral layer's estimate of its norm one power iteration nearer.
 
     The only place that changes those vectors: a forward pass, training or not, reads them.
     """
     for module in discriminator.modules():
         if isinstance(module, SpectralLayer):
-            module.sharpen_()
+            module.power_iteration_()
 
 
 def squared_gradients(value_B: Tensor, pictures: Tensor) -> Tensor:

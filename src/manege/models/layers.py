@@ -106,15 +106,15 @@ def _spread_matrix(dtype: torch.dtype, device: torch.device) -> Tensor:
 class SpectralLayer(nn.Module):
     """A layer whose weight is divided by its spectral norm, where it is told to be.
 
-    `u` is an estimate of the weight's first left singular vector. It changes in `sharpen_` alone,
-    so that a forward pass has no side effect, training or not.
+    `u` is an estimate of the weight's first left singular vector. Only
+    `power_iteration_` changes it, so that a forward pass has no side effect, training or not.
     """
 
     weight: Tensor
     u: Tensor | None
 
     @torch.no_grad()
-    def sharpen_(self) -> None:
+    def power_iteration_(self) -> None:
         """One power iteration."""
         if self.u is not None:
             matrix = self.weight.flatten(1)

@@ -59,6 +59,6 @@ def objective_loss(objective: Objective, fake_B: Tensor) -> Tensor:
             assert_never(objective)
 
 
-def compares(loss: Loss) -> bool:
+def needs_real(loss: Loss) -> bool:
     """Whether the generator's loss needs the real pictures' logits."""
     return loss is Loss.RELATIVISTIC

@@ -27,7 +27,7 @@ from manege.config import (
     PyramidNetworks,
     ResnetNetworks,
 )
-from manege.models.chain import Chain, chain_of
+from manege.models.chain import ManualMLP, manual_mlp
 from manege.models.layers import (
     BatchNorm2d,
     Conv,
@@ -80,7 +80,7 @@ class Generator(nn.Module):
         return torch.cat([z_BZ, self.embed(labels_B)], dim=1)
 
     @cached_property
-    def chain(self) -> Chain | None:
+    def chain(self) -> ManualMLP | None:
         """Its passes written out, from latents to flat pictures, where it has such."""
         return None
 
@@ -122,7 +122,7 @@ class Discriminator(nn.Module):
         return values + projected
 
     @cached_property
-    def chain(self) -> Chain | None:
+    def chain(self) -> ManualMLP | None:
         """Its passes written out, from flat pictures to logits, where it has such."""
         return None
 
@@ -435,13 +435,13 @@ class MlpGenerator(Generator):
         return x.view(-1, self.shape.channels, self.shape.size, self.shape.size)
 
     @cached_property
-    def chain(self) -> Chain | None:
+    def chain(self) -> ManualMLP | None:
         """Without labels."""
         if self.embed is not None:
             return None
         layers = self.body.dense()
         hidden = [self.body.activation] * (len(layers) - 1)
-        return chain_of(layers, [*hidden, Activation.TANH])
+        return manual_mlp(layers, [*hidden, Activation.TANH])
 
 
 class MlpDiscriminator(Discriminator):
@@ -464,13 +464,13 @@ class MlpDiscriminator(Discriminator):
         return self.judge(features_BW, labels_B)
 
     @cached_property
-    def chain(self) -> Chain | None:
+    def chain(self) -> ManualMLP | None:
         """Without labels, without spectral norms."""
         if self.embed is not None:
             return None
         hidden = self.body.dense()
         activations = [self.activation] * len(hidden)
-        return chain_of([*hidden, self.linear], [*activations, None])
+        return manual_mlp([*hidden, self.linear], [*activations, None])
 
 
 class Perceptron(nn.Module):
@@ -533,4 +533,4 @@ def initialise(network: nn.Module, rng: np.random.Generator) -> None:
             drawn = rng.standard_normal(len(module.u), dtype=np.float32)
             module.u.copy_(torch.from_numpy(drawn / np.linalg.norm(drawn)))
             for _ in range(_SHARPENINGS):
-                module.sharpen_()
+                module.power_iteration_()

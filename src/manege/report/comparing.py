@@ -15,9 +15,9 @@ from manege.report.axes import told
 from manege.report.charts import Curve, Whisker
 from manege.report.drawing import SERIES, escape
 from manege.report.history import INDEX_NOTES
-from manege.report.page import Page, Section, code, paragraph, table
+from manege.report.page import Page, PageSection, code, paragraph, table
 from manege.report.records import Settled
-from manege.report.run import Run, differences, measured_by, read_run, stability_rows
+from manege.report.run import RunRecord, differences, measured_by, read_run, stability_rows
 from manege.report.series import quantiles
 
 MOST_SCORES = 8
@@ -29,7 +29,7 @@ def compare(paths: Sequence[Path]) -> Page:
     return page_of([read_run(path) for path in paths])
 
 
-def page_of(runs: Sequence[Run]) -> Page:
+def page_of(runs: Sequence[RunRecord]) -> Page:
     """The page of runs that were read."""
     names = names_of(runs)
     page = Page(f"{' / '.join(names)} – manege report")
@@ -57,7 +57,7 @@ def page_of(runs: Sequence[Run]) -> Page:
     return page
 
 
-def names_of(runs: Sequence[Run]) -> list[str]:
+def names_of(runs: Sequence[RunRecord]) -> list[str]:
     """A name for each: its folder's, with as many folders before it as tell them apart."""
     parts = [run.path.resolve().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
@@ -71,8 +71,8 @@ def names_of(runs: Sequence[Run]) -> list[str]:
     return ["/".join(one) for one in cut]
 
 
-def _overview(runs: Sequence[Run], names: Sequence[str]) -> Section:
-    section = Section("runs", "The runs")
+def _overview(runs: Sequence[RunRecord], names: Sequence[str]) -> PageSection:
+    section = PageSection("runs", "The runs")
     rows = []
     for run, name in zip(runs, names, strict=True):
         history = run.history
@@ -96,8 +96,8 @@ def _overview(runs: Sequence[Run], names: Sequence[str]) -> Section:
     return section
 
 
-def _scores(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section:
-    section = Section("scores", "Scores")
+def _scores(runs: Sequence[RunRecord], names: Sequence[str], page: Page) -> PageSection:
+    section = PageSection("scores", "Scores")
     found = _evaluated(runs)
     figures = []
     for (name, _, _), values in list(found.items())[:MOST_SCORES]:
@@ -154,7 +154,7 @@ def _marks(one: dict[str, Any]) -> str:
     return "".join(f" ({escape(mark)})" for mark in one.get("marks") or ())
 
 
-def _evaluated(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, dict[str, Any]]]:
+def _evaluated(runs: Sequence[RunRecord]) -> dict[tuple[str, str, str], dict[int, dict[str, Any]]]:
     """Scores that can be compared: by name, space and reference, the newest of each run."""
     found: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
     for number, run in enumerate(runs):
@@ -170,8 +170,8 @@ def _evaluated(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, dict
     return dict(sorted(found.items(), key=lambda one: (order.index(one[0][0]), -len(one[1]))))
 
 
-def _samples(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section:
-    section = Section("samples", "Pictures")
+def _samples(runs: Sequence[RunRecord], names: Sequence[str], page: Page) -> PageSection:
+    section = PageSection("samples", "Pictures")
     seeds = [
         {
             int(match[1])
@@ -203,8 +203,8 @@ def _samples(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section:
     return section
 
 
-def _differences(runs: Sequence[Run], names: Sequence[str]) -> Section:
-    section = Section("differences", "What differs in the configuration")
+def _differences(runs: Sequence[RunRecord], names: Sequence[str]) -> PageSection:
+    section = PageSection("differences", "What differs in the configuration")
     rows = [
         (f"<code>{escape(key)}</code>", *(escape(_brief(value)) for value in values))
         for key, values in differences([run.config for run in runs]).items()
@@ -224,8 +224,8 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def _curves(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section | None:
-    section = Section("curves", "Curves")
+def _curves(runs: Sequence[RunRecord], names: Sequence[str], page: Page) -> PageSection | None:
+    section = PageSection("curves", "Curves")
     figures = []
     judged = {(run.history.measure, sections.measure_name(run)) for run in runs}
     shown = {
@@ -254,7 +254,7 @@ def _curves(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section | 
     return section
 
 
-def _over_rounds(runs: Sequence[Run], names: Sequence[str], measure: str) -> list[Curve]:
+def _over_rounds(runs: Sequence[RunRecord], names: Sequence[str], measure: str) -> list[Curve]:
     return [
         Curve(names[number], values, SERIES[number % len(SERIES)])
         for number, run in enumerate(runs[: len(SERIES)])
@@ -262,12 +262,12 @@ def _over_rounds(runs: Sequence[Run], names: Sequence[str], measure: str) -> lis
     ]
 
 
-def _stability(runs: Sequence[Run], names: Sequence[str], page: Page) -> Section | None:
+def _stability(runs: Sequence[RunRecord], names: Sequence[str], page: Page) -> PageSection | None:
     """Collapse and cycling: curves over each other where they compare, and a table."""
     rows = stability_rows(runs)
     if not rows:
         return None
-    section = Section("stability", "Collapse and cycling")
+    section = PageSection("stability", "Collapse and cycling")
     figures = [
         page.figure(
             f"compare-{name}",
@@ -301,12 +301,12 @@ def _settled(one: Settled | None) -> str:
     return f"{told(one.mean)}<br><span class=muted>{cells}</span>"
 
 
-def _profile(runs: Sequence[Run], names: Sequence[str]) -> Section | None:
+def _profile(runs: Sequence[RunRecord], names: Sequence[str]) -> PageSection | None:
     """Table IV: seconds of each routine, and against the first run."""
     found = [run.history.routines() for run in runs]
     if not any(found):
         return None
-    section = Section("profile", "Where the time went")
+    section = PageSection("profile", "Where the time went")
     rows = []
     for name in dict.fromkeys(name for one in found for name in one):
         cells = [
@@ -330,8 +330,8 @@ def _profile(runs: Sequence[Run], names: Sequence[str]) -> Section | None:
     return section
 
 
-def _again(runs: Sequence[Run], names: Sequence[str]) -> Section:
-    section = Section("again", "How to make them again")
+def _again(runs: Sequence[RunRecord], names: Sequence[str]) -> PageSection:
+    section = PageSection("again", "How to make them again")
     for run, name in zip(runs, names, strict=True):
         section.add(f"<h3>{escape(name)}</h3>", code(run.command or "no command.txt"))
     return section

@@ -11,7 +11,7 @@ from typing import Any
 
 from manege.profile import ROUTINES
 from manege.report.records import (
-    Cell,
+    CellRecord,
     Fault,
     Round,
     Scored,
@@ -47,7 +47,7 @@ class History:
     """A run, as far as its events tell."""
 
     def __init__(self) -> None:
-        self.cells: dict[str, Cell] = {}
+        self.cells: dict[str, CellRecord] = {}
         self.method: str | None = None
         self.preset: str | None = None
         self.rounds: int | None = None
@@ -114,18 +114,18 @@ class History:
         if self.started_at is None:
             self.started_at = t
 
-    def _cell(self, event: Mapping[str, Any]) -> Cell:
+    def _cell(self, event: Mapping[str, Any]) -> CellRecord:
         key = str(event["cell"])
         found = self.cells.get(key)
         if found is None:
-            found = self.cells[key] = Cell(key)
+            found = self.cells[key] = CellRecord(key)
         return found
 
     def _see_run_started(self, t: float, event: Mapping[str, Any]) -> None:
         self.method, self.preset = str(event["method"]), event.get("preset")
         self.rounds, self.budget_s = event.get("rounds"), event.get("budget_s")
         for key in event["cells"]:
-            cell = self.cells.setdefault(str(key), Cell(str(key)))
+            cell = self.cells.setdefault(str(key), CellRecord(str(key)))
             if cell.state not in ("finished", "failed"):
                 cell.state = "waiting"
         if self.starts:
@@ -290,7 +290,7 @@ class History:
             found["other"] = rest
         return found if any(found.values()) else {}
 
-    def series(self, cell: Cell, measure: str) -> list[tuple[int, float]]:
+    def series(self, cell: CellRecord, measure: str) -> list[tuple[int, float]]:
         """The cell's values of a measure, by rounds."""
         if measure == "score":
             return [
@@ -304,7 +304,7 @@ class History:
             if (value := _measured(one, measure)) is not None
         ]
 
-    def settled(self, cell: Cell, index: str) -> float | None:
+    def settled(self, cell: CellRecord, index: str) -> float | None:
         """The mean of an index over the last half of a cell's rounds, where it was measured.
 
         None where it was not, and where some of them are forgotten.
@@ -327,7 +327,7 @@ class History:
         values = found.values()
         return Settled(sum(values) / len(found), min(values), found[worst], worst, len(found))
 
-    def latest(self, cell: Cell, measure: str) -> float | None:
+    def latest(self, cell: CellRecord, measure: str) -> float | None:
         """The cell's last value of a measure."""
         if measure == "score":
             for one in reversed(cell.scored.values()):
@@ -339,9 +339,9 @@ class History:
                 return value
         return None
 
-    def best_cell(self, measure: str) -> tuple[Cell, float, int | None] | None:
+    def best_cell(self, measure: str) -> tuple[CellRecord, float, int | None] | None:
         """The cell that is best by a measure, its value, and when it was reached."""
-        found: list[tuple[float, Cell, int | None]] = []
+        found: list[tuple[float, CellRecord, int | None]] = []
         for cell in self.cells.values():
             if measure == "score" and cell.best is not None:
                 found.append((float(cell.best["value"]), cell, cell.best.get("round")))

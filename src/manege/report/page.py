@@ -14,7 +14,7 @@ _PICTURE_BYTES = 7_000_000
 
 
 @dataclass
-class Section:
+class PageSection:
     """A part of the page with a heading."""
 
     name: str
@@ -33,7 +33,7 @@ class Page:
 
     title: str
     head: list[str] = field(default_factory=list)
-    sections: list[Section] = field(default_factory=list)
+    sections: list[PageSection] = field(default_factory=list)
     figures: dict[str, Drawing] = field(default_factory=dict)
     """By name; each is also a file of its own."""
     picture_bytes: int = 0

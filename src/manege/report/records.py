@@ -57,7 +57,7 @@ class Settled(NamedTuple):
     cells: int
 
 
-class Estimate(NamedTuple):
+class ShownEstimate(NamedTuple):
     """A number and its interval."""
 
     value: float
@@ -70,7 +70,7 @@ class Scored(NamedTuple):
 
     round_: int
     t: float
-    scores: dict[str, Estimate]
+    scores: dict[str, ShownEstimate]
 
 
 class Fault(NamedTuple):
@@ -85,7 +85,7 @@ class Fault(NamedTuple):
 
 
 @dataclass
-class Cell:
+class CellRecord:
     """All that is known of one."""
 
     key: str
@@ -142,12 +142,12 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def estimate_of(one: Mapping[str, Any] | None) -> Estimate | None:
+def estimate_of(one: Mapping[str, Any] | None) -> ShownEstimate | None:
     """A score as its line tells it, if it has a value."""
     value = None if one is None else number(one["value"])
     if one is None or value is None:
         return None
-    return Estimate(value, number(one.get("low")), number(one.get("high")))
+    return ShownEstimate(value, number(one.get("low")), number(one.get("high")))
 
 
 def offspring_of(one: Mapping[str, Any]) -> Offspring:

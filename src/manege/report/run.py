@@ -54,7 +54,7 @@ class Kept:
 
 
 @dataclass
-class Trial:
+class VerdictRecord:
     """A verdict that the run has kept."""
 
     tree: dict[str, Any]
@@ -63,11 +63,11 @@ class Trial:
     """The sheet of pictures nearest to training ones."""
 
 
-AnyKept = TypeVar("AnyKept", Kept, Trial)
+AnyKept = TypeVar("AnyKept", Kept, VerdictRecord)
 
 
 @dataclass
-class Run:
+class RunRecord:
     """All that a report is drawn from."""
 
     path: Path
@@ -80,7 +80,7 @@ class Run:
     status: dict[str, Any] = field(default_factory=dict)
     evaluations: list[Kept] = field(default_factory=list)
     """The newest first."""
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[VerdictRecord] = field(default_factory=list)
     """The newest first."""
     notes: list[str] = field(default_factory=list)
     """What is missing or damaged."""
@@ -134,10 +134,10 @@ class Run:
         return self.size == 1
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunRecord:
     """The run in that folder; CheckpointError when it is none."""
     check_run(path)
-    run = Run(path, History())
+    run = RunRecord(path, History())
     tail = Tail(path / "events.jsonl")
     run.history.see_all(tail.read())
     _read_files(run)
@@ -145,7 +145,7 @@ def read_run(path: Path) -> Run:
     return run
 
 
-def _read_files(run: Run) -> None:
+def _read_files(run: RunRecord) -> None:
     run.config_text = _text(run, "config.yaml")
     try:
         run.config = _tree(parse_yaml(run.config_text, where="config.yaml"))
@@ -172,7 +172,7 @@ def _newest_first(found: Iterable[AnyKept | None]) -> list[AnyKept]:
     return sorted(whole, key=lambda one: one.made_at, reverse=True)
 
 
-def _note_events(run: Run, tail: Tail) -> None:
+def _note_events(run: RunRecord, tail: Tail) -> None:
     if not run.history.events:
         run.notes.append("events.jsonl holds no event yet: nothing has been trained.")
     if tail.damaged:
@@ -202,7 +202,7 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ..
     return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
 
 
-class Measured(NamedTuple):
+class StabilityProtocol(NamedTuple):
     """What a run's collapse or cycling was told by; where it is the same, values compare.
 
     Collapse is that of a generator as it stands: how far it looks back and how long a round is
@@ -246,14 +246,16 @@ def spanned(counts: Collection[int]) -> str:
     return str(few) if few == many else f"{few} to {many}"
 
 
-def measured_by(run: Run, index: str) -> Measured | None:
+def measured_by(run: RunRecord, index: str) -> StabilityProtocol | None:
     """What one of the run's `INDICES` was told by; None when it has told none."""
     history = run.history
     if history.index_space is None or not history.index_samples:
         return None
     within = "each class" if history.method == "per-class" else "all classes"
     data = hashlib.sha256(json.dumps(run.data.get("classes"), sort_keys=True).encode()).hexdigest()
-    both = Measured(history.index_space, tuple(sorted(history.index_samples)), within, data)
+    both = StabilityProtocol(
+        history.index_space, tuple(sorted(history.index_samples)), within, data
+    )
     if index == "collapse":
         return both._replace(
             compared=tuple(sorted(history.index_compared)),
@@ -288,7 +290,7 @@ def part_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def stability_rows(runs: Sequence[Run]) -> dict[str, tuple[Settled | None, ...]]:
+def stability_rows(runs: Sequence[RunRecord]) -> dict[str, tuple[Settled | None, ...]]:
     """Each run's indices over the last half of its rounds; in one row those that compare."""
     rows: dict[str, tuple[Settled | None, ...]] = {}
     for index in INDICES:
@@ -306,7 +308,9 @@ def stability_rows(runs: Sequence[Run]) -> dict[str, tuple[Settled | None, ...]]
     return rows
 
 
-def _row_name(index: str, kind: Measured, alike: Collection[str], taken: Collection[str]) -> str:
+def _row_name(
+    index: str, kind: StabilityProtocol, alike: Collection[str], taken: Collection[str]
+) -> str:
     """The index, its space, and what sets it apart; how few were compared is told always."""
     fewer = bool(kind.compared) and kind.compared != kind.samples
     own = [
@@ -331,7 +335,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _text(run: Run, name: str) -> str:
+def _text(run: RunRecord, name: str) -> str:
     path = run.path / name
     try:
         if path.stat().st_size > _LARGEST:
@@ -344,7 +348,7 @@ def _text(run: Run, name: str) -> str:
     return ""
 
 
-def _json(run: Run, name: str) -> dict[str, Any]:
+def _json(run: RunRecord, name: str) -> dict[str, Any]:
     text = _text(run, name)
     if not text:
         return {}
@@ -361,7 +365,7 @@ def _tree(value: Any) -> dict[str, Any]:
     return value
 
 
-def _kept(run: Run, file: Path) -> Kept | None:
+def _kept(run: RunRecord, file: Path) -> Kept | None:
     try:
         tree = _tree(json.loads(file.read_text(encoding="utf-8")))
         scores = [one for one in tree["scores"] if isinstance(one["value"], int | float)]
@@ -387,7 +391,7 @@ def _kept(run: Run, file: Path) -> Kept | None:
     )
 
 
-def _trial(run: Run, file: Path) -> Trial | None:
+def _trial(run: RunRecord, file: Path) -> VerdictRecord | None:
     try:
         tree = _tree(json.loads(file.read_text(encoding="utf-8")))
         check_trial(tree)
@@ -396,7 +400,7 @@ def _trial(run: Run, file: Path) -> Trial | None:
         run.notes.append(f"{name} is damaged and was left out.")
         return None
     nearest = file.with_name("nearest.png")
-    return Trial(tree, file.stat().st_mtime, nearest if nearest.is_file() else None)
+    return VerdictRecord(tree, file.stat().st_mtime, nearest if nearest.is_file() else None)
 
 
 def check_trial(tree: Mapping[str, Any]) -> None:

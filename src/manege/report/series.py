@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manege.report.history import History
-from manege.report.records import Cell
+from manege.report.records import CellRecord
 
 MOST_POINTS = 240
 """Along a curve: more than there are pixels between two of them serve nobody."""
@@ -35,7 +35,7 @@ class Quantiles:
 
 
 def quantiles(
-    history: History, measure: str, cells: Sequence[Cell] | None = None
+    history: History, measure: str, cells: Sequence[CellRecord] | None = None
 ) -> Quantiles | None:
     """The measure over all cells, or some; None when nobody has it."""
     found = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from manege.report import sections
 from manege.report.page import Page
-from manege.report.run import Run, read_run
+from manege.report.run import RunRecord, read_run
 
 
 def report(path: Path) -> Page:
@@ -14,7 +14,7 @@ def report(path: Path) -> Page:
     return page_of(read_run(path))
 
 
-def page_of(run: Run) -> Page:
+def page_of(run: RunRecord) -> Page:
     """The page of a run that was read."""
     page = Page(f"{run.name} – manege report")
     made = [

@@ -19,7 +19,7 @@ from manege import failpoints, machine
 from manege.errors import EXIT_FAILED_CELL, EXIT_FINE, EXIT_STOPPED, ManegeError
 from manege.runtime.mirrors import Mirrors, Shown
 from manege.runtime.mpi import World
-from manege.runtime.serving import Manner, Prepared, Server, prepared_of
+from manege.runtime.serving import DriveOptions, PreparedRun, Server, prepared_of
 from manege.runtime.trainers import Died, Said, Trainers
 from manege.stopping import StopSignals
 
@@ -65,7 +65,7 @@ class _Agent:
         self._stop = stop
         self._signalled = False
         self._refused = False
-        self._bound_to: Prepared | None = None
+        self._bound_to: PreparedRun | None = None
         self._trainers: Trainers | None = None
         """Once the server is bound."""
         self._shown = Shown(world, world.rank, world.size)
@@ -225,5 +225,5 @@ class _Nobody:
     def step(self, cell: str, place: object, fraction: float) -> None: ...
 
 
-def _quietly() -> Manner:
-    return Manner(None, _Nobody(), lambda text: None, None, lambda: None)
+def _quietly() -> DriveOptions:
+    return DriveOptions(None, _Nobody(), lambda text: None, None, lambda: None)

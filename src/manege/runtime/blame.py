@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from manege.runtime.ledger import Cell, Host
+from manege.runtime.ledger import Cell, WorkerRecord
 
 DEATHS_AT_ONE_STEP = 3
 """Of its trainer, in a row: the step itself must be the cause."""
 DEATHS_WITHOUT_COMMIT = 10
 
 
-def guilty(host: Host, cells: Mapping[str, Cell]) -> Cell | None:
+def guilty(host: WorkerRecord, cells: Mapping[str, Cell]) -> Cell | None:
     """The cell over which a trainer dies; None when that cannot be known.
 
     Args:

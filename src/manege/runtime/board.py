@@ -12,7 +12,7 @@ WRITE_S = 1e-3
 """How often to write the status, for each cell in it."""
 
 
-class Board:
+class CellStatuses:
     """What the status says of every cell."""
 
     def __init__(self, desk: Desk, cells: Mapping[str, Cell]) -> None:

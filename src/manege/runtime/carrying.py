@@ -16,7 +16,7 @@ from manege.runtime.coordinator import Coordinator
 from manege.runtime.desk import RunDesk
 from manege.runtime.orders import Close, Kill, Order, Outcome, Refused, Send, Start, Task
 from manege.runtime.screen import Screen
-from manege.runtime.serving import Manner, Prepared, refusal
+from manege.runtime.serving import DriveOptions, PreparedRun, refusal
 from manege.runtime.trainers import Died, Said
 
 _POLL_S = 0.1
@@ -33,11 +33,11 @@ class Finished(NamedTuple):
 class Carrier(Protocol):
     """Reaches trainers, wherever they are; files are what trainers sent, or numbers for them."""
 
-    def prepare(self, request: Mapping[str, Any]) -> Prepared:
+    def prepare(self, request: Mapping[str, Any]) -> PreparedRun:
         """The run's directory, made or opened."""
         ...
 
-    def bind(self, prepared: Prepared) -> tuple[Task, int]:
+    def bind(self, prepared: PreparedRun) -> tuple[Task, int]:
         """What there is to do, and how many trainers to keep going; they can be started now."""
         ...
 
@@ -96,7 +96,7 @@ def old_run(
     }
 
 
-def carry_out(request: Mapping[str, Any], carrier: Carrier, manner: Manner) -> Finished:
+def carry_out(request: Mapping[str, Any], carrier: Carrier, manner: DriveOptions) -> Finished:
     """A run, from the request to its outcome."""
     prepared = carrier.prepare(request)
     rundir = RunDir.open(prepared.path)

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from manege.runtime.blame import DEATHS_AT_ONE_STEP, count_death, guilty
-from manege.runtime.board import Board
-from manege.runtime.ledger import Cell, Group, Host
+from manege.runtime.board import CellStatuses
+from manege.runtime.ledger import Cell, Group, WorkerRecord
 from manege.runtime.lengths import share_s, was_frozen, was_settled
 from manege.runtime.orders import (
     Close,
@@ -79,11 +79,11 @@ class Coordinator:
         self._moving: tuple[Cell, int] | None = None
         """The cell that leaves its host, and for which other."""
         self._wanted = hosts
-        self._hosts: dict[int, Host] = {}
+        self._hosts: dict[int, WorkerRecord] = {}
         self._started = 0
         self._orders: list[Order] = []
         self._now = self._began_at = self._looked_at = self._placed_at = 0.0
-        self._board = Board(desk, self._cells)
+        self._board = CellStatuses(desk, self._cells)
         self._stop: tuple[str, float] | None = None
         self._combine_deaths = 0
         self.paused = False
@@ -237,7 +237,11 @@ class Coordinator:
     # What hosts say.
 
     def _hear_opened(
-        self, host: Host, cell: Cell, message: Mapping[str, Any], files: tuple[int, ...] = ()
+        self,
+        host: WorkerRecord,
+        cell: Cell,
+        message: Mapping[str, Any],
+        files: tuple[int, ...] = (),
     ) -> None:
         self._note_progress(cell, message)
         cell.place = (cell.round_, int(message["step"]))
@@ -261,10 +265,10 @@ class Coordinator:
             self._show(cell, other)
         self._allow(cell.group)
 
-    def _hear_event(self, host: Host, message: Mapping[str, Any]) -> None:
+    def _hear_event(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
         self._emit(str(message["event"]), **message["fields"])
 
-    def _hear_step(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
+    def _hear_step(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
         place = Place(int(message["round"]), int(message["step"]), int(message["steps"]))
         cell.place = (place.round_, place.step)
         cell.whole = False
@@ -272,7 +276,7 @@ class Coordinator:
         host.working = cell.key
         self._watcher.step(cell.key, place, float(message["fraction"]))
 
-    def _hear_commit(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
+    def _hear_commit(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
         num_bytes = self._desk.adopt(cell.key, message["pending"])
         if cell.state in (
             "running",
@@ -290,10 +294,10 @@ class Coordinator:
         )
         self._send(host, "adopted", cell=cell.key)
 
-    def _hear_file(self, host: Host, message: Mapping[str, Any]) -> None:
+    def _hear_file(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
         self._desk.adopt_file(str(message["aside"]), str(message["path"]))
 
-    def _hear_round(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
+    def _hear_round(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
         self._note_progress(cell, message)
         cell.whole = True
         took_s = float(message["seconds"])
@@ -302,12 +306,12 @@ class Coordinator:
             self._send(other, "centre", cell=cell.key, round=cell.round_)
         self._allow(cell.group)
 
-    def _hear_over(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
+    def _hear_over(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
         cell.come_to(cell.round_, float(message["spent_s"]))
         if cell.state == "running" and self._stop is None:
             self._finish(cell, "budget")
 
-    def _hear_released(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
+    def _hear_released(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
         self._note_progress(cell, message)
         if self._stop is not None:
             self._leave(cell, "stopped")
@@ -324,7 +328,7 @@ class Coordinator:
         )
         self._host_cell(cell, other)
 
-    def _hear_finished(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
+    def _hear_finished(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
         self._note_progress(cell, message)
         self._emit(
             "cell_finished",
@@ -337,7 +341,7 @@ class Coordinator:
         self._feed()
         self._end_if_done()
 
-    def _hear_stopped(self, host: Host, message: Mapping[str, Any]) -> None:
+    def _hear_stopped(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
         for key, (round_, spent_s) in message["cells"].items():
             self._cells[key].come_to(int(round_), float(spent_s))
         for key in list(host.cells):
@@ -345,11 +349,11 @@ class Coordinator:
         host.stopped = True
         self._end_if_done()
 
-    def _hear_failed(self, host: Host, cell: Cell, message: Mapping[str, Any]) -> None:
+    def _hear_failed(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
         self._note_progress(cell, message)
         self._fail(cell, str(message["reason"]))
 
-    def _hear_crashed(self, host: Host, message: Mapping[str, Any]) -> None:
+    def _hear_crashed(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
         """The trainer will die of it; it may not have come to train a cell, or have let it go."""
         host.words = str(message["text"])
         if message["cell"] in host.cells:
@@ -360,15 +364,15 @@ class Coordinator:
         if blamed is not None:
             self._desk.log(blamed.key, str(message["traceback"]))
 
-    def _hear_mixture(self, host: Host, message: Mapping[str, Any]) -> None:
+    def _hear_mixture(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
         self._desk.write_status(mixture=message["told"])
         self._send(host, "noted")
 
-    def _hear_combined(self, host: Host, message: Mapping[str, Any]) -> None:
+    def _hear_combined(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
         host.combines = False
         self._close("failed" if self._failed() else "finished")
 
-    def _hear_beat(self, host: Host, message: Mapping[str, Any]) -> None:
+    def _hear_beat(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
         host.longest_s = max(host.longest_s, float(message["longest_s"]))
         opens = any(self._cells[key].place is None for key in host.cells)
         if message["working"] in host.cells:
@@ -382,9 +386,9 @@ class Coordinator:
 
     # Decisions.
 
-    def _start_host(self) -> Host:
+    def _start_host(self) -> WorkerRecord:
         self._started += 1
-        host = Host(self._started, heard_at=self._now)
+        host = WorkerRecord(self._started, heard_at=self._now)
         self._hosts[host.number] = host
         self._orders.append(Start(host.number))
         if self.paused:
@@ -426,7 +430,7 @@ class Coordinator:
             assert cell.host is not None
             self._send(self._hosts[cell.host], "release", cell=cell.key)
 
-    def _host_cell(self, cell: Cell, host: Host) -> None:
+    def _host_cell(self, cell: Cell, host: WorkerRecord) -> None:
         quiet = cell.frozen or was_frozen(cell)
         if quiet and not cell.frozen:
             cell.turn("failed")
@@ -457,7 +461,7 @@ class Coordinator:
             if other.host not in (None, host.number) and other.slot:
                 self._show(other, host)
 
-    def _show(self, cell: Cell, host: Host) -> None:
+    def _show(self, cell: Cell, host: WorkerRecord) -> None:
         """Tell a host where a cell elsewhere shows its centres, and which."""
         if cell.slot:
             self._send(host, "slot", cell=cell.key, files=cell.slot)
@@ -465,7 +469,7 @@ class Coordinator:
         if cell.frozen:
             self._send(host, "frozen", cell=cell.key)
 
-    def _around(self, cell: Cell) -> list[Host]:
+    def _around(self, cell: Cell) -> list[WorkerRecord]:
         """Other hosts that want to know of a cell."""
         others = (self._cells[key] for key in self._task.around[cell.key])
         numbers = dict.fromkeys(other.host for other in others if other.listens)
@@ -604,7 +608,7 @@ class Coordinator:
         hosts = list(self._hosts.values())
         self._combine(hosts[0] if hosts else self._start_host())
 
-    def _combine(self, host: Host) -> None:
+    def _combine(self, host: WorkerRecord) -> None:
         host.combines, host.moved_at = True, self._now
         self._send(host, "combine", failed=sorted(self._failed()))
 
@@ -636,7 +640,7 @@ class Coordinator:
             self._send(host, "quit")
         self._board.write(self._now, state=state)
 
-    def _bound_s(self, host: Host) -> float:
+    def _bound_s(self, host: WorkerRecord) -> float:
         return bound_s(host, len(self._cells))
 
     def _longest_step(self) -> float:
@@ -648,7 +652,9 @@ class Coordinator:
     def _note_progress(self, cell: Cell, message: Mapping[str, Any]) -> None:
         cell.come_to(int(message["round"]), float(message["spent_s"]))
 
-    def _send(self, host: Host, kind: str, files: Iterable[int] = (), **fields: Any) -> None:
+    def _send(
+        self, host: WorkerRecord, kind: str, files: Iterable[int] = (), **fields: Any
+    ) -> None:
         self._orders.append(Send(host.number, {"is": kind, **fields}, tuple(files)))
 
     def _emit(self, event: str, **fields: Any) -> None:

@@ -98,7 +98,7 @@ _AWAY = ("waiting", "opening", "leaving", "stopped")
 
 
 @dataclass
-class Host:
+class WorkerRecord:
     """What is known of a trainer."""
 
     number: int

@@ -13,11 +13,11 @@ from typing import Any
 from manege import failpoints, machine
 from manege.runtime.carrying import Finished, carry_out
 from manege.runtime.orders import Task
-from manege.runtime.serving import Manner, Prepared, Server
+from manege.runtime.serving import DriveOptions, PreparedRun, Server
 from manege.runtime.trainers import Died, Said, Trainers
 
 
-def carried_out(request: Mapping[str, Any], manner: Manner) -> Finished:
+def carried_out(request: Mapping[str, Any], manner: DriveOptions) -> Finished:
     """A run on processes of this machine."""
     machine.allow_many_files()
     with Server() as server:
@@ -53,15 +53,15 @@ def choose_workers(cells: int, threads: int, bytes_each: int) -> tuple[int, str]
 class _Here:
     """Carries messages to and from trainers of this machine."""
 
-    def __init__(self, server: Server, manner: Manner) -> None:
+    def __init__(self, server: Server, manner: DriveOptions) -> None:
         self._server = server
         self._manner = manner
         self._trainers: Trainers | None = None
 
-    def prepare(self, request: Mapping[str, Any]) -> Prepared:
+    def prepare(self, request: Mapping[str, Any]) -> PreparedRun:
         return self._server.prepare(request, self._manner)
 
-    def bind(self, prepared: Prepared) -> tuple[Task, int]:
+    def bind(self, prepared: PreparedRun) -> tuple[Task, int]:
         task, bytes_each = self._server.bind(prepared, self._manner)
         workers = self._manner.workers
         if workers is None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from manege.errors import MachineError
-from manege.runtime.slots import Lengths, Slot, payload_bytes, split, stated_lengths
+from manege.runtime.slots import CentreSlot, Lengths, payload_bytes, split, stated_lengths
 
 MAX_BYTES = (1 << 31) - 1
 """Of a round's arrays, at most: what MPI counts in one message."""
@@ -45,7 +45,7 @@ class _Owned:
     """A slot of a trainer here."""
 
     file: int
-    slot: Slot
+    slot: CentreSlot
     lengths: Lengths
     followers: dict[int, int] = field(default_factory=dict)
     """Ranks that look at it, and the last round each was sent."""
@@ -67,7 +67,7 @@ class Shown:
         number = self._made * self._size + self._rank
         lengths = stated_lengths(file)
         _check_size(lengths)
-        self._slots[number] = _Owned(file, Slot.attach(file, lengths), lengths)
+        self._slots[number] = _Owned(file, CentreSlot.attach(file, lengths), lengths)
         self._of_cell[host, cell] = number
         return number
 
@@ -129,7 +129,7 @@ class _Mirror:
     """What is known here of a slot elsewhere."""
 
     lengths: Lengths = ()
-    slot: Slot | None = None
+    slot: CentreSlot | None = None
     filled: bool = False
     """Whether all that the slot held at first is here."""
     newest: int = -1
@@ -192,7 +192,7 @@ class Mirrors:
         self._post.expect(payload_bytes(lengths) + _HEAD.size)
         mirror = self._mirrors.get(number)
         if mirror is not None and mirror.slot is None:
-            mirror.lengths, mirror.slot = lengths, Slot.create(lengths)
+            mirror.lengths, mirror.slot = lengths, CentreSlot.create(lengths)
 
     def fill(self, packet: np.ndarray) -> None:
         """A round of a slot elsewhere."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manege.runtime.ledger import Host
+from manege.runtime.ledger import WorkerRecord
 
 SILENCE_S = 5.0
 """A trainer that has not been heard of for so long may be hung."""
@@ -16,7 +16,7 @@ COMBINE_S = 10.0
 """Time to read a cell and judge its mixture at the end, besides that of an opening."""
 
 
-def bound_s(host: Host, num_cells: int) -> float:
+def bound_s(host: WorkerRecord, num_cells: int) -> float:
     """How long a host may be silent, in a run of so many cells."""
     if not host.heard:
         return STARTING_S
@@ -27,7 +27,7 @@ def bound_s(host: Host, num_cells: int) -> float:
     return max(SILENCE_S, PATIENCE * host.longest_s)
 
 
-def still_since(host: Host, now: float, age_s: float, *, opens: bool) -> float:
+def still_since(host: WorkerRecord, now: float, age_s: float, *, opens: bool) -> float:
     """Since when a host that gives signs of life has not got on.
 
     Args:

@@ -16,8 +16,8 @@ from manege.runtime.carrying import Finished, carry_out
 from manege.runtime.mpi import Letter, World
 from manege.runtime.orders import Task
 from manege.runtime.serving import (
-    Manner,
-    Prepared,
+    DriveOptions,
+    PreparedRun,
     answer,
     binding,
     bound_of,
@@ -31,7 +31,7 @@ _NAP_S = 0.002
 _SILENCE_S = 3.0
 
 
-def carried_out(world: World, request: Mapping[str, Any], manner: Manner) -> Finished:
+def carried_out(world: World, request: Mapping[str, Any], manner: DriveOptions) -> Finished:
     """A run on the other ranks of the job."""
     machine.allow_many_files()
     failpoints.only_for(None)
@@ -86,7 +86,7 @@ def least_loaded(
 class _Ranks:
     """Carries messages to and from trainers of other ranks; files are the numbers of slots."""
 
-    def __init__(self, world: World, manner: Manner) -> None:
+    def __init__(self, world: World, manner: DriveOptions) -> None:
         self._world = world
         self._manner = manner._replace(stop=self.stopped_by)
         self._own_stop = manner.stop
@@ -101,11 +101,11 @@ class _Ranks:
         self._heard_at = dict.fromkeys(range(1, world.size), time.monotonic())
         """When each agent was last heard of: one that hangs is given no trainer."""
 
-    def prepare(self, request: Mapping[str, Any]) -> Prepared:
+    def prepare(self, request: Mapping[str, Any]) -> PreparedRun:
         self._world.post(1, preparing(request))
         return prepared_of(answer(self._receive, "prepared", self._manner))
 
-    def bind(self, prepared: Prepared) -> tuple[Task, int]:
+    def bind(self, prepared: PreparedRun) -> tuple[Task, int]:
         for rank in self._load:
             self._world.post(rank, binding(prepared))
         answers = [answer(self._receive, "bound", self._manner) for _ in self._load]

@@ -33,7 +33,7 @@ class Request(NamedTuple):
     """More options of sbatch, such as ``partition=long``."""
 
 
-class Work(NamedTuple):
+class BatchJob(NamedTuple):
     """What the job does."""
 
     folder: Path
@@ -51,7 +51,7 @@ class Work(NamedTuple):
     """Where the data lie, when that is in the cache of the user who asks."""
 
 
-def script(request: Request, work: Work) -> str:
+def script(request: Request, work: BatchJob) -> str:
     """The whole script, of one job or of a job array."""
     local = [] if request.tmp is None else _local_cache(work)
     after = ["clean"] if local else []
@@ -61,7 +61,7 @@ def script(request: Request, work: Work) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def _head(request: Request, work: Work) -> list[str]:
+def _head(request: Request, work: BatchJob) -> list[str]:
     options = {
         "job-name": request.name,
         "array": f"0-{len(work.shares) - 1}" if work.shares else None,
@@ -83,7 +83,7 @@ def _head(request: Request, work: Work) -> list[str]:
     ]
 
 
-def _local_cache(work: Work) -> list[str]:
+def _local_cache(work: BatchJob) -> list[str]:
     remove = 'rm -rf -- "$MANEGE_CACHE"'
     if not work.shares:  # A step on every node: the batch shell is on the first alone.
         remove = f'srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 {remove}'
@@ -96,7 +96,7 @@ def _local_cache(work: Work) -> list[str]:
     ]
 
 
-def _ranks(work: Work, after: Sequence[str]) -> list[str]:
+def _ranks(work: BatchJob, after: Sequence[str]) -> list[str]:
     return [
         f"run={_quoted(work.run)}",
         *_begin_or_resume(work),
@@ -107,7 +107,7 @@ def _ranks(work: Work, after: Sequence[str]) -> list[str]:
     ]
 
 
-def _array(work: Work, after: Sequence[str]) -> list[str]:
+def _array(work: BatchJob, after: Sequence[str]) -> list[str]:
     """Each task has a run of its own; that which ends last joins the models of all."""
     many = len(work.shares)
     return [
@@ -138,7 +138,7 @@ def _array(work: Work, after: Sequence[str]) -> list[str]:
     ]
 
 
-def _begin_or_resume(work: Work, *more: str) -> list[str]:
+def _begin_or_resume(work: BatchJob, *more: str) -> list[str]:
     begin = " ".join((_quoted("train", *work.train), *more))
     go_on = " ".join(('resume "$run"', *map(_quoted, work.resume)))
     return [

@@ -25,14 +25,14 @@ _END_S = 5.0
 _MOST_CALLS = 1024
 
 
-class Prepared(NamedTuple):
+class PreparedRun(NamedTuple):
     """A run that can begin."""
 
     path: Path
     config: RunConfig
 
 
-class Manner(NamedTuple):
+class DriveOptions(NamedTuple):
     """How a run is carried out and shown."""
 
     workers: int | None
@@ -46,7 +46,7 @@ class Manner(NamedTuple):
     screen: Screen = Nobody()
 
 
-class Bound(NamedTuple):
+class LoadedRun(NamedTuple):
     """What there is to do, and the bytes a trainer starts with."""
 
     task: Task
@@ -137,12 +137,12 @@ class Server:
             self._process.wait()
         self._process = None
 
-    def prepare(self, request: Mapping[str, Any], manner: Manner) -> Prepared:
+    def prepare(self, request: Mapping[str, Any], manner: DriveOptions) -> PreparedRun:
         """The run's directory, made or opened by the server."""
         self.ask(preparing(request))
         return prepared_of(answer(self._receive, "prepared", manner))
 
-    def bind(self, prepared: Prepared, manner: Manner) -> Bound:
+    def bind(self, prepared: PreparedRun, manner: DriveOptions) -> LoadedRun:
         """Have it load what all trainers have in common."""
         self.ask(binding(prepared))
         return bound_of(answer(self._receive, "bound", manner))
@@ -194,7 +194,7 @@ class Server:
 
 
 def answer(
-    receive: Callable[[], Iterable[dict[str, Any]]], wanted: str, manner: Manner
+    receive: Callable[[], Iterable[dict[str, Any]]], wanted: str, manner: DriveOptions
 ) -> dict[str, Any]:
     """What a server answers at last, what it says before being shown; raises what it refuses."""
     while True:
@@ -217,24 +217,24 @@ def preparing(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"is": "prepare", **request}
 
 
-def prepared_of(message: Mapping[str, Any]) -> Prepared:
+def prepared_of(message: Mapping[str, Any]) -> PreparedRun:
     """What it answered."""
-    return Prepared(Path(message["path"]), RunConfig.model_validate(message["config"]))
+    return PreparedRun(Path(message["path"]), RunConfig.model_validate(message["config"]))
 
 
-def binding(prepared: Prepared) -> dict[str, Any]:
+def binding(prepared: PreparedRun) -> dict[str, Any]:
     """Asks a server to load what all trainers have in common."""
     config = prepared.config.model_dump(mode="json")
     return {"is": "bind", "path": str(prepared.path), "config": config}
 
 
-def bound_of(message: Mapping[str, Any]) -> Bound:
+def bound_of(message: Mapping[str, Any]) -> LoadedRun:
     """What it answered."""
     task = dict(message["task"])
     task["cells"] = tuple(task["cells"])
     task["groups"] = tuple(tuple(group) for group in task["groups"])
     task["around"] = {cell: tuple(others) for cell, others in task["around"].items()}
-    return Bound(Task(**task), int(message["bytes"]))
+    return LoadedRun(Task(**task), int(message["bytes"]))
 
 
 def refusal(code: int, text: str) -> BaseException:

@@ -57,7 +57,7 @@ class _Place:
         return int(self.before[0]), int(self.after[0])
 
 
-class Slot:
+class CentreSlot:
     """A cell's last two centres, mapped."""
 
     def __init__(self, memory: mmap.mmap, lengths: Lengths, file: int | None) -> None:
@@ -69,7 +69,7 @@ class Slot:
         self._places = [_Place(place, lengths) for place in np.split(places, 2)]
 
     @classmethod
-    def create(cls, lengths: Sequence[tuple[str, int]]) -> Slot:
+    def create(cls, lengths: Sequence[tuple[str, int]]) -> CentreSlot:
         """A new one to write to, with no round in it; MachineError when the memory is refused."""
         known = _checked(lengths)
         size = _bytes(known)
@@ -88,7 +88,7 @@ class Slot:
         return cls(memory, known, file)
 
     @classmethod
-    def attach(cls, file: int, lengths: Sequence[tuple[str, int]]) -> Slot:
+    def attach(cls, file: int, lengths: Sequence[tuple[str, int]]) -> CentreSlot:
         """Somebody else's, to read; ValueError unless it is a slot for arrays of those lengths.
 
         The descriptor stays the caller's, who may close it at once.

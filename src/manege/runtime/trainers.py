@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from manege.errors import MachineError
 from manege.runtime.channel import Channel, Garbled, Gone
-from manege.runtime.serving import Manner, Prepared, Server, refusal
+from manege.runtime.serving import DriveOptions, PreparedRun, Server, refusal
 
 _END_S = 5.0
 _LOST_SERVERS = 3
@@ -41,7 +41,11 @@ class Trainers:
     """Those under way, and the server that forks them."""
 
     def __init__(
-        self, server: Server, prepared: Prepared, manner: Manner, seats: Sequence[int] = (0, 1)
+        self,
+        server: Server,
+        prepared: PreparedRun,
+        manner: DriveOptions,
+        seats: Sequence[int] = (0, 1),
     ) -> None:
         """None yet.
 

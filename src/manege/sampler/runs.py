@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 import torch
 
-from manege.config import ALL, Method, RunConfig, partition, stored
+from manege.config import ALL, MethodName, RunConfig, partition, stored
 from manege.errors import CheckpointError
 from manege.labels import LABEL, is_label, shown
 from manege.models import PictureShape, build_generator, named_tensors, with_label
@@ -36,14 +36,14 @@ def open_model(path: Path) -> Model:
 def of_run(rundir: RunDir) -> Model:
     """The model of a run as it stands: the last commit of every cell that did not fail."""
     config = run_config(rundir)
-    if config.method is Method.CELLULAR:
+    if config.method is MethodName.CELLULAR:
         return _of_grid(rundir, config)
     counts = {label: int(known["train"]) for label, known in run_data(rundir)["classes"].items()}
     states = run_cells(rundir)
     components: list[Component] = []
     missing: dict[str, str] = {}
     for cell, labels in partition(config, tuple(counts)).items():
-        drawn = (ALL,) if config.method is Method.SINGLE else labels
+        drawn = (ALL,) if config.method is MethodName.SINGLE else labels
         found = None
         if states.get(cell, {}).get("state") == "failed":
             missing |= dict.fromkeys(drawn, f"failed: {states[cell]['reason']}")
@@ -180,11 +180,11 @@ def _read_again(rundir: RunDir, place: _Place, config: RunConfig, sha256: str) -
 
 def _generator_file(config: RunConfig, place: _Place, found: Checkpoint) -> bytes:
     """The generator of a commit as a safetensors file; of a conditional one, for one label."""
-    conditional = config.method is Method.CONDITIONAL
+    conditional = config.method is MethodName.CONDITIONAL
     network = build_generator(
         config.networks, _shape(config), len(place.labels) if conditional else 0
     )
-    record = _body(found) if config.method is not Method.CELLULAR else _centre(found)
+    record = _body(found) if config.method is not MethodName.CELLULAR else _centre(found)
     tensors = named_tensors(network, record)
     if conditional:
         own = {name: torch.from_numpy(array) for name, array in tensors.items()}

@@ -4,19 +4,19 @@ Owns the plan, the measured processes, the tables and the plot; what is measured
 command. No torch.
 """
 
-from manege.scaling.plan import Settings, Unit, plan_of
-from manege.scaling.runs import Measured, Progress, measure_all
+from manege.scaling.plan import MeasuredUnit, Settings, plan_of
+from manege.scaling.runs import MeasuredRun, ScalingProgress, measure_all
 from manege.scaling.surroundings import surroundings
 from manege.scaling.tables import results_of
 from manege.scaling.traffic import Traffic, check_files
 from manege.scaling.writing import write_results
 
 __all__ = [
-    "Measured",
-    "Progress",
+    "MeasuredRun",
+    "MeasuredUnit",
+    "ScalingProgress",
     "Settings",
     "Traffic",
-    "Unit",
     "check_files",
     "measure_all",
     "plan_of",

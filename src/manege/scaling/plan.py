@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from manege.config import Method, RunConfig, amended, resolve
+from manege.config import MethodName, RunConfig, amended, resolve
 from manege.data import Split, open_dataset
 from manege.errors import ConfigError
 
@@ -59,7 +59,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Unit:
+class MeasuredUnit:
     """One run that is measured."""
 
     kind: str
@@ -83,9 +83,9 @@ class Unit:
         return self.cells * (self.config.rounds or 1) / min(self.workers, self.cells)
 
 
-def plan_of(settings: Settings) -> tuple[Unit, ...]:
+def plan_of(settings: Settings) -> tuple[MeasuredUnit, ...]:
     """A warm-up, then all runs, repeat after repeat, so that a part is of use too."""
-    on_grid = settings.method == Method.CELLULAR
+    on_grid = settings.method == MethodName.CELLULAR
     kinds = list(_on_grids(settings) if on_grid else _on_classes(settings))
     first = min((unit for unit in kinds if unit.kind == STRONG), key=lambda unit: unit.cells)
     # It makes the feature network and the decoded pictures, so that no measured run has to.
@@ -105,7 +105,7 @@ def worker_counts(most: int) -> tuple[int, ...]:
     return (*doubled, most)
 
 
-def _on_grids(settings: Settings) -> Iterator[Unit]:
+def _on_grids(settings: Settings) -> Iterator[MeasuredUnit]:
     for count in worker_counts(settings.workers):
         yield _grid(settings, WEAK, (_SIDE, _SIDE * count), count)
     for grid in settings.grids:
@@ -113,13 +113,13 @@ def _on_grids(settings: Settings) -> Iterator[Unit]:
             yield _grid(settings, STRONG, grid, count)
 
 
-def _grid(settings: Settings, kind: str, grid: Grid, workers: int) -> Unit:
+def _grid(settings: Settings, kind: str, grid: Grid, workers: int) -> MeasuredUnit:
     rows, columns = grid
     config = _config(settings, {"cellular.rows": rows, "cellular.columns": columns})
-    return Unit(kind, f"{rows}x{columns}", rows * columns, workers, 1, config)
+    return MeasuredUnit(kind, f"{rows}x{columns}", rows * columns, workers, 1, config)
 
 
-def _on_classes(settings: Settings) -> Iterator[Unit]:
+def _on_classes(settings: Settings) -> Iterator[MeasuredUnit]:
     data = open_dataset(_config(settings, {}).data)
     if len(data.labels) < settings.workers:
         raise ConfigError(
@@ -136,11 +136,11 @@ def _on_classes(settings: Settings) -> Iterator[Unit]:
 
 def _classes(
     settings: Settings, kind: str, labels: Sequence[str], limit: int, workers: int
-) -> Unit:
+) -> MeasuredUnit:
     flags = {"data.classes": list(labels), "data.limit_per_class": limit}
     sets = tuple(one for one in settings.sets if one.partition("=")[0].strip() not in flags)
     shape = f"{len(labels)} class{'es' if len(labels) > 1 else ''}"
-    return Unit(kind, shape, len(labels), workers, 1, _config(settings, flags, sets))
+    return MeasuredUnit(kind, shape, len(labels), workers, 1, _config(settings, flags, sets))
 
 
 def _config(

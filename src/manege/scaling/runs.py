@@ -30,7 +30,7 @@ from manege.files import make_folder, read_capped, write_atomic
 from manege.rundir import RunDir
 from manege.runtime.slots import Lengths, lengths_of
 from manege.scaling import traffic
-from manege.scaling.plan import WARM_UP, Unit
+from manege.scaling.plan import WARM_UP, MeasuredUnit
 from manege.scaling.reading import read_times
 from manege.scaling.traffic import Traffic
 from manege.scaling.usage import Usage
@@ -44,7 +44,7 @@ _CAP_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """One run, seen from inside and from outside."""
 
     name: str
@@ -82,7 +82,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ScalingProgress:
     """How far the measuring has come."""
 
     done: int
@@ -93,13 +93,13 @@ class Progress:
 
 
 def measure_all(
-    units: Sequence[Unit],
+    units: Sequence[MeasuredUnit],
     out: Path,
     *,
     runtime: str,
-    tell: Callable[[Progress], None],
+    tell: Callable[[ScalingProgress], None],
     stop: Callable[[], str | None],
-) -> tuple[list[Measured], list[Traffic]]:
+) -> tuple[list[MeasuredRun], list[Traffic]]:
     """All runs but the warm-up, and grids' traffic; KeyboardInterrupt when stopped.
 
     What a folder holds already is not measured again.
@@ -116,13 +116,13 @@ def measure_all(
             cost, took_s = cost + unit.cost, took_s + time.monotonic() - began
         left = sum(one.cost for one in units if one.name not in found)
         left_s = took_s / cost * left if cost else None
-        tell(Progress(len(found), len(units), left_s, unit.name))
+        tell(ScalingProgress(len(found), len(units), left_s, unit.name))
     warm_up = next(found[unit.name] for unit in units if unit.kind == WARM_UP)
     others = [found[unit.name] for unit in units if unit.kind != WARM_UP]
     return others, _traffic(warm_up, out, stop)
 
 
-def _traffic(warm_up: Measured, out: Path, stop: Callable[[], str | None]) -> list[Traffic]:
+def _traffic(warm_up: MeasuredRun, out: Path, stop: Callable[[], str | None]) -> list[Traffic]:
     """Of a grid's centres, the larger the grid the later."""
     if warm_up.centre is None:
         return []
@@ -140,7 +140,9 @@ def _traffic(warm_up: Measured, out: Path, stop: Callable[[], str | None]) -> li
     return found
 
 
-def _measure(unit: Unit, out: Path, runtime: str, stop: Callable[[], str | None]) -> Measured:
+def _measure(
+    unit: MeasuredUnit, out: Path, runtime: str, stop: Callable[[], str | None]
+) -> MeasuredRun:
     run, log = out / "runs" / unit.name, out / "logs" / f"{unit.name}.log"
     for folder in (run.parent, log.parent, _place(out, unit.name).parent):
         make_folder(folder)
@@ -152,7 +154,7 @@ def _measure(unit: Unit, out: Path, runtime: str, stop: Callable[[], str | None]
     if code != EXIT_FINE:
         raise _failure(unit, code, log)
     times = read_times(run, unit.cells)
-    found = Measured(
+    found = MeasuredRun(
         name=unit.name,
         kind=unit.kind,
         shape=unit.shape,
@@ -171,7 +173,7 @@ def _measure(unit: Unit, out: Path, runtime: str, stop: Callable[[], str | None]
     return found
 
 
-def _command(unit: Unit, config: Path, run: Path, runtime: str) -> list[str]:
+def _command(unit: MeasuredUnit, config: Path, run: Path, runtime: str) -> list[str]:
     own = [sys.executable, "-m", "manege", "train", unit.config.data.source]
     own += ["--config", str(config), "--out", str(run), "--workers", str(unit.workers)]
     if runtime == "mpi":
@@ -229,7 +231,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             raise
 
 
-def _failure(unit: Unit, code: int, log: Path) -> BaseException:
+def _failure(unit: MeasuredUnit, code: int, log: Path) -> BaseException:
     """Why a run ended badly, by its own last words."""
     if code == EXIT_STOPPED:
         return KeyboardInterrupt(unit.name)
@@ -259,12 +261,12 @@ def _place(out: Path, name: str) -> Path:
     return out / "measured" / f"{name}.json"
 
 
-def _kept(out: Path, name: str) -> Measured | None:
+def _kept(out: Path, name: str) -> MeasuredRun | None:
     path = _place(out, name)
     if not path.exists():
         return None
     try:
-        return Measured(**_read(path))
+        return MeasuredRun(**_read(path))
     except TypeError as error:
         raise CheckpointError(f"{path}: damaged ({error}); delete it and try again") from None
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from manege.scaling.plan import STRONG, WEAK, Settings
-from manege.scaling.runs import Measured
+from manege.scaling.runs import MeasuredRun
 from manege.scaling.traffic import Traffic
 
 Row = dict[str, Any]
@@ -18,7 +18,7 @@ _NOTHING = 0.001
 """The part of a run's rounds below which a routine is left without a speed-up."""
 
 
-class Spread(NamedTuple):
+class MeanAndDeviation(NamedTuple):
     """Mean and standard deviation of a sample; of a single value there is none."""
 
     mean: float
@@ -30,18 +30,18 @@ class Spread(NamedTuple):
         return f"{self.mean:.{digits}f}{sd}"
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> MeanAndDeviation:
     """Of one value or more."""
     sd = statistics.stdev(values) if len(values) > 1 else None
-    return Spread(statistics.fmean(values), sd)
+    return MeanAndDeviation(statistics.fmean(values), sd)
 
 
-def ratio(above: Spread, below: Spread) -> Spread:
+def ratio(above: MeanAndDeviation, below: MeanAndDeviation) -> MeanAndDeviation:
     """Of the means; the deviation as for independent errors."""
     mean = above.mean / below.mean
     if above.sd is None or below.sd is None:
-        return Spread(mean, None)
-    return Spread(mean, mean * math.hypot(above.sd / above.mean, below.sd / below.mean))
+        return MeanAndDeviation(mean, None)
+    return MeanAndDeviation(mean, mean * math.hypot(above.sd / above.mean, below.sd / below.mean))
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Table:
 def results_of(
     settings: Settings,
     surroundings: Mapping[str, Any],
-    runs: Sequence[Measured],
+    runs: Sequence[MeasuredRun],
     traffic: Sequence[Traffic],
 ) -> dict[str, Any]:
     """Everything as one JSON object."""
@@ -85,7 +85,7 @@ def results_of(
     }
 
 
-def weak(runs: Sequence[Measured]) -> list[Row]:
+def weak(runs: Sequence[MeasuredRun]) -> list[Row]:
     """A row for each number of workers: time of the slowest, and efficiency T(1) / T(w)."""
     by_workers = _grouped((run for run in runs if run.kind == WEAK), lambda run: run.workers)
     times = {count: spread([run.slowest_s for run in own]) for count, own in by_workers.items()}
@@ -103,7 +103,7 @@ def weak(runs: Sequence[Measured]) -> list[Row]:
     ]
 
 
-def strong(runs: Sequence[Measured]) -> list[Row]:
+def strong(runs: Sequence[MeasuredRun]) -> list[Row]:
     """A row for each shape: one worker, W workers, and speed-up, as Table III."""
     rows = []
     for shape, alone, together in _pairs(runs):
@@ -124,7 +124,7 @@ def strong(runs: Sequence[Measured]) -> list[Row]:
     return rows
 
 
-def resources(runs: Sequence[Measured]) -> list[Row]:
+def resources(runs: Sequence[MeasuredRun]) -> list[Row]:
     """A row for each shape and number of workers: memory, processes and cores, as Table II."""
     groups = _grouped(runs, lambda run: (run.kind, run.shape, run.workers))
     rows = []
@@ -146,7 +146,7 @@ def resources(runs: Sequence[Measured]) -> list[Row]:
     return rows
 
 
-def profiles(runs: Sequence[Measured]) -> list[Row]:
+def profiles(runs: Sequence[MeasuredRun]) -> list[Row]:
     """For each shape and routine: seconds of a worker, alone and as one of W, as Table IV."""
     rows = []
     for shape, alone, together in _pairs(runs):
@@ -303,25 +303,27 @@ def _crowded(results: Mapping[str, Any]) -> str:
 
 
 def _told(row: Row, name: str) -> str:
-    return Spread(row[name], row[f"{name}_sd"]).told()
+    return MeanAndDeviation(row[name], row[f"{name}_sd"]).told()
 
 
 def _percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-def _named(name: str, value: Spread) -> Row:
+def _named(name: str, value: MeanAndDeviation) -> Row:
     return {name: value.mean, f"{name}_sd": value.sd}
 
 
-def _grouped(runs: Iterable[Measured], key: Callable[[Measured], Any]) -> dict[Any, list[Measured]]:
-    found: dict[Any, list[Measured]] = {}
+def _grouped(
+    runs: Iterable[MeasuredRun], key: Callable[[MeasuredRun], Any]
+) -> dict[Any, list[MeasuredRun]]:
+    found: dict[Any, list[MeasuredRun]] = {}
     for run in runs:
         found.setdefault(key(run), []).append(run)
     return found
 
 
-def _pairs(runs: Sequence[Measured]) -> list[tuple[str, list[Measured], list[Measured]]]:
+def _pairs(runs: Sequence[MeasuredRun]) -> list[tuple[str, list[MeasuredRun], list[MeasuredRun]]]:
     """Of strong scaling: each shape, its runs with one worker, and those with all."""
     found = []
     by_shape = _grouped((run for run in runs if run.kind == STRONG), lambda run: run.shape)

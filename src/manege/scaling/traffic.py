@@ -19,7 +19,7 @@ import numpy as np
 from manege import machine
 from manege.errors import MachineError
 from manege.runtime.mirrors import Mirrors, Shown
-from manege.runtime.slots import Lengths, Slot, payload_bytes
+from manege.runtime.slots import CentreSlot, Lengths, payload_bytes
 from manege.topology import torus
 
 GRIDS = ((3, 3), (4, 4), (8, 8), (16, 16))
@@ -56,7 +56,7 @@ class _Rank:
         """Where the centres of other cells are to be found."""
         self.told: dict[str, int] = {}
         """The last round of each that was told of."""
-        self.slot = Slot.create(centre)
+        self.slot = CentreSlot.create(centre)
         self._ranks, self._rank = ranks, rank
         self._arrived: deque[tuple[int, dict[str, Any] | np.ndarray]] = deque()
         self._largest = 0
@@ -227,7 +227,7 @@ def _deliver(ranks: Mapping[int, _Rank]) -> None:
 def _check_came(
     rank: _Rank, cell: str, round_: int, wanted: Sequence[np.ndarray], centre: Lengths
 ) -> None:
-    mirror = Slot.attach(rank.files[cell], centre)
+    mirror = CentreSlot.attach(rank.files[cell], centre)
     try:
         found = mirror.read(round_)
         same = all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))

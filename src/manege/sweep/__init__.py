@@ -4,14 +4,14 @@ Owns the plan, the processes and the table; training and scores are the verbs th
 """
 
 from manege.sweep.plan import Plan, load_plan, replaced_presets
-from manege.sweep.runs import Progress, run_all
-from manege.sweep.table import Row, Stage, measure_all, write_table
+from manege.sweep.runs import SweepProgress, run_all
+from manege.sweep.table import RecipeRow, Stage, measure_all, write_table
 
 __all__ = [
     "Plan",
-    "Progress",
-    "Row",
+    "RecipeRow",
     "Stage",
+    "SweepProgress",
     "load_plan",
     "measure_all",
     "replaced_presets",

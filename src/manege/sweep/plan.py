@@ -17,7 +17,7 @@ from pydantic import (
     ValidationError,
 )
 
-from manege.config import Label, Method, RunConfig, Seconds, resolve
+from manege.config import Label, MethodName, RunConfig, Seconds, resolve
 from manege.errors import ConfigError
 from manege.labels import printable
 from manege.rundir import cell_folder
@@ -62,7 +62,7 @@ class Plan(BaseModel):
 
 
 @dataclass(frozen=True)
-class Unit:
+class SweepRun:
     """One run of a sweep."""
 
     recipe: str
@@ -82,7 +82,7 @@ class Unit:
         return f"{self.recipe}/seed-{self.seed}/{part}"
 
 
-def load_plan(path: Path, data_root: str | None = None) -> tuple[Plan, tuple[Unit, ...]]:
+def load_plan(path: Path, data_root: str | None = None) -> tuple[Plan, tuple[SweepRun, ...]]:
     """The plan in a file, and all its runs, seed after seed, so that a part is of use too."""
     try:
         plan = Plan.model_validate(load_yaml(path))
@@ -109,7 +109,7 @@ def load_plan(path: Path, data_root: str | None = None) -> tuple[Plan, tuple[Uni
     return plan, units
 
 
-def replaced_presets(plan: Plan, units: Sequence[Unit]) -> dict[str, tuple[str, str]]:
+def replaced_presets(plan: Plan, units: Sequence[SweepRun]) -> dict[str, tuple[str, str]]:
     """For each recipe that got another preset than it names: that one, and what it got."""
     found = {}
     for unit in units:
@@ -119,7 +119,7 @@ def replaced_presets(plan: Plan, units: Sequence[Unit]) -> dict[str, tuple[str, 
     return found
 
 
-def _units(path: Path, plan: Plan, recipe: str, seed: int, data_root: str | None) -> list[Unit]:
+def _units(path: Path, plan: Plan, recipe: str, seed: int, data_root: str | None) -> list[SweepRun]:
     flags = {**plan.base, **plan.recipes[recipe]}
     preset = flags.pop("preset", None)
     common = {"data.source": plan.data, "data.root": data_root, "seed": seed, "budget_clock": "cpu"}
@@ -137,8 +137,8 @@ def _units(path: Path, plan: Plan, recipe: str, seed: int, data_root: str | None
             )
         except ConfigError as error:
             raise ConfigError(f"{path}: recipe {recipe}: {error}") from None
-        if config.method is Method.PER_CLASS:
-            units.append(Unit(recipe, seed, classes, config))
+        if config.method is MethodName.PER_CLASS:
+            units.append(SweepRun(recipe, seed, classes, config))
             continue
         # One model for all classes: all their pictures, and all their time.
         together = resolve(
@@ -150,5 +150,5 @@ def _units(path: Path, plan: Plan, recipe: str, seed: int, data_root: str | None
                 "budget_s": plan.budget_s[0] * len(plan.classes),
             },
         )
-        return [Unit(recipe, seed, plan.classes, together)]
+        return [SweepRun(recipe, seed, plan.classes, together)]
     return units

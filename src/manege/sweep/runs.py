@@ -20,13 +20,13 @@ from manege.config import stored, to_yaml
 from manege.errors import EXIT_FAILED_CELL, EXIT_FINE, EXIT_STOPPED, ManegeError
 from manege.files import below, make_folder, write_atomic
 from manege.rundir import RunDir
-from manege.sweep.plan import Unit
+from manege.sweep.plan import SweepRun
 
 _POLL_S = 0.2
 
 
 @dataclass(frozen=True)
-class Progress:
+class SweepProgress:
     """How far a sweep has come."""
 
     done: int
@@ -39,18 +39,18 @@ class Progress:
 
 @dataclass
 class _Child:
-    unit: Unit
+    unit: SweepRun
     process: subprocess.Popen[bytes]
     log: IO[bytes]
 
 
 def run_all(
-    units: Sequence[Unit],
+    units: Sequence[SweepRun],
     out: Path,
     *,
     each_s: float,
     jobs: int,
-    tell: Callable[[Progress], None],
+    tell: Callable[[SweepProgress], None],
     stop: Callable[[], str | None],
 ) -> tuple[str, ...]:
     """Train each for a time a class, or on to it; KeyboardInterrupt when stopped.
@@ -77,7 +77,7 @@ def run_all(
                     failed.append(child.unit.name)
                 pace = (time.monotonic() - started) / (done - before)
                 left = pace * (len(units) - done)
-                tell(Progress(done, len(units), tuple(failed), left, child.unit.name))
+                tell(SweepProgress(done, len(units), tuple(failed), left, child.unit.name))
     finally:
         # Whatever ends the sweep, its runs save and stop.
         for child in running:
@@ -88,12 +88,12 @@ def run_all(
     return tuple(failed)
 
 
-def run_folder(out: Path, unit: Unit) -> Path:
+def run_folder(out: Path, unit: SweepRun) -> Path:
     """Where a run lies."""
     return out / "runs" / unit.name
 
 
-def _state(out: Path, unit: Unit) -> str | None:
+def _state(out: Path, unit: SweepRun) -> str | None:
     """What has become of a run; None when it was never begun."""
     folder = run_folder(out, unit)
     if not (folder / "config.yaml").is_file():
@@ -101,21 +101,21 @@ def _state(out: Path, unit: Unit) -> str | None:
     return str(RunDir.open(folder).status()["state"])
 
 
-def trained_s(out: Path, unit: Unit) -> float:
+def trained_s(out: Path, unit: SweepRun) -> float:
     """The time that a run was given at last; 0 when it was never begun."""
     if _state(out, unit) is None:
         return 0.0
     return stored(run_folder(out, unit) / "config.yaml").budget_s or 0.0
 
 
-def _ended(out: Path, unit: Unit, each_s: float) -> bool:
+def _ended(out: Path, unit: SweepRun, each_s: float) -> bool:
     state = _state(out, unit)
     if state == "finished":
         return trained_s(out, unit) >= unit.budget_s(each_s)
     return state == "failed"
 
 
-def _start(unit: Unit, out: Path, each_s: float) -> _Child:
+def _start(unit: SweepRun, out: Path, each_s: float) -> _Child:
     folder = below(out, "runs", unit.name)
     # Not with_suffix: what a label has after a point is no suffix, and two may share the rest.
     log_file, config = (below(out, "logs", f"{unit.name}.{kind}") for kind in ("log", "yaml"))

@@ -19,12 +19,12 @@ import numpy as np
 from manege import pictures
 from manege.config.schema import TOY_NAMES
 from manege.errors import CheckpointError
-from manege.evaluation import Options, evaluate
+from manege.evaluation import EvaluationOptions, evaluate
 from manege.files import below, make_folder, read_capped, write_atomic
 from manege.metrics import Counting
 from manege.rundir import RunDir
 from manege.sampler import Model, open_model
-from manege.sweep.plan import Plan, Unit
+from manege.sweep.plan import Plan, SweepRun
 from manege.sweep.runs import run_folder, trained_s
 
 METRICS = ("kid", "fd", "prdc", "labels")
@@ -53,17 +53,17 @@ class Stage:
     """All recipes after so much CPU time a class."""
 
     each_s: float
-    rows: list[Row]
+    rows: list[RecipeRow]
     common: dict[str, Any]
     """What all numbers have in common."""
 
-    def ranked(self) -> list[Row]:
+    def ranked(self) -> list[RecipeRow]:
         """The rows, the smallest kernel distance first."""
         return sorted(self.rows, key=lambda row: median(row.values.get("kid") or [np.inf]))
 
 
 @dataclass
-class Row:
+class RecipeRow:
     """One recipe."""
 
     recipe: str
@@ -85,7 +85,7 @@ class Row:
 
 def measure_all(
     plan: Plan,
-    units: Sequence[Unit],
+    units: Sequence[SweepRun],
     out: Path,
     *,
     each_s: float,
@@ -94,7 +94,7 @@ def measure_all(
     data_root: str | None = None,
 ) -> Stage:
     """A row for each recipe, trained so long; as stored where runs have gone on since."""
-    rows = {recipe: Row(recipe) for recipe in plan.recipes}
+    rows = {recipe: RecipeRow(recipe) for recipe in plan.recipes}
     common: dict[str, Any] = {}
     for seed in plan.seeds:
         for recipe, row in rows.items():
@@ -117,7 +117,7 @@ def measure_all(
 
 def _measured(
     plan: Plan,
-    units: Sequence[Unit],
+    units: Sequence[SweepRun],
     out: Path,
     each_s: float,
     say: Callable[[str], None],
@@ -177,13 +177,13 @@ def _has_model(run: Path) -> bool:
     return (run / "model" / "model.json").is_file()
 
 
-def _options(plan: Plan, model: Model, data_root: str | None) -> list[Options]:
+def _options(plan: Plan, model: Model, data_root: str | None) -> list[EvaluationOptions]:
     """Everything in the first feature space, the Fréchet distance alone in others."""
     space = plan.features[0]
     metrics: tuple[str, ...] = TOY_METRICS if plan.data in TOY_NAMES else METRICS
     if space == "random":  # It knows no labels.
         metrics = tuple(name for name in metrics if name != "labels")
-    first = Options(
+    first = EvaluationOptions(
         metrics=metrics,
         features=space,
         samples=plan.samples,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from manege.config import FeatureCritic, RunConfig, ScoreMetric, partition
-from manege.config import Method as MethodName
+from manege.config import MethodName as MethodName
 from manege.data import Dataset, Split, set_of
 from manege.device import Devices
 from manege.errors import ConfigError
@@ -30,7 +30,7 @@ from manege.metrics.controls import check as check_space
 from manege.models import FrozenFeatures, PictureShape
 from manege.rundir import RunDir
 from manege.runtime.orders import Task
-from manege.trainer.host import Bound, Phases
+from manege.trainer.host import Phases, TrainingSetup
 
 MOST_REFERENCES, MOST_SEEN_BY_LITE0 = 10_000, 2_000
 """Training pictures that mixtures are compared with; fewer where each takes longer."""
@@ -71,15 +71,15 @@ def features_of(config: RunConfig, shape: PictureShape) -> FrozenFeatures | None
     return FrozenFeatures(weights.network, critic.stages, shape, critic.width, critic.colour)
 
 
-def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Devices) -> Bound:
+def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Devices) -> TrainingSetup:
     """A run's method on these devices, in the feature space that its directory holds."""
     folder = rundir.path / "scorer"
     space = load_space(folder, config.feature_weights) if config.scored else None
     phases = Phases()
     method = bind(config, dataset, on, phases.timer, space)
     if space is None:
-        return Bound(config, method, phases, None)
-    return Bound(config, method, phases, space.name, early_check(config, dataset, space))
+        return TrainingSetup(config, method, phases, None)
+    return TrainingSetup(config, method, phases, space.name, early_check(config, dataset, space))
 
 
 def early_check(
@@ -99,7 +99,7 @@ def early_check(
     return check
 
 
-def task_of(bound: Bound) -> Task:
+def task_of(bound: TrainingSetup) -> Task:
     """What there is to do, for the coordinator."""
     config, method = bound.config, bound.method
     cells = method.cells()

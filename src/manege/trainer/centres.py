@@ -15,7 +15,7 @@ import numpy as np
 from manege.cell import Centre, GridState
 from manege.errors import CheckpointError
 from manege.methods import Method, Step
-from manege.runtime.slots import Slot, lengths_of
+from manege.runtime.slots import CentreSlot, lengths_of
 from manege.trainer.cell_run import CellRun
 
 
@@ -29,7 +29,7 @@ class Hosted:
     until: int | None
     watched: bool
     frozen: bool
-    slot: Slot | None = None
+    slot: CentreSlot | None = None
     steps: Iterator[Step] | None = None
     """The round under way."""
     steps_here: int = 0
@@ -49,7 +49,7 @@ class Hosted:
     def open_slot(self) -> int:
         """Make a slot that shows the cell's last two centres to other hosts; its open file."""
         state = self._grid_state()
-        self.slot = Slot.create(lengths_of(_arrays(state.centre)))
+        self.slot = CentreSlot.create(lengths_of(_arrays(state.centre)))
         for centre in (state.previous, state.centre):
             if centre is not None:
                 self.slot.write(centre.round_, _arrays(centre))
@@ -70,7 +70,7 @@ class Hosted:
 class Elsewhere:
     """A cell that another host has."""
 
-    slot: Slot | None = None
+    slot: CentreSlot | None = None
     round_: int = -1
     frozen: bool = False
 
@@ -97,7 +97,7 @@ class Centres:
             known.slot = None
         mine = next((one.run.state for one in self._here.values()), None)
         if isinstance(mine, GridState):  # Else nobody is left here to look at it.
-            known.slot = Slot.attach(file, lengths_of(_arrays(mine.centre)))
+            known.slot = CentreSlot.attach(file, lengths_of(_arrays(mine.centre)))
         os.close(file)
 
     def known(self, cell: str) -> Elsewhere:

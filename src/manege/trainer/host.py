@@ -56,7 +56,7 @@ class Phases:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
 
-class Bound(NamedTuple):
+class TrainingSetup(NamedTuple):
     """A method ready to train, and what belongs to it; made once, before trainers are forked."""
 
     config: RunConfig
@@ -73,7 +73,7 @@ class Host:
 
     def __init__(
         self,
-        bound: Bound,
+        bound: TrainingSetup,
         rundir: RunDir,
         send: Callable[[dict[str, Any], tuple[int, ...]], None],
         *,

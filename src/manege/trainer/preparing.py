@@ -20,7 +20,7 @@ from manege import device, machine, pictures
 from manege.config import (
     DcganNetworks,
     FeatureCritic,
-    Method,
+    MethodName,
     RunConfig,
     amended,
     partition,
@@ -173,7 +173,7 @@ def _check_folders(config: RunConfig, dataset: Dataset) -> None:
 
 def real_sheet(config: RunConfig, dataset: Dataset) -> bytes:
     """Training pictures laid out as samples/model.png will be, to be looked at beside it."""
-    unlabelled = config.method in (Method.SINGLE, Method.CELLULAR)
+    unlabelled = config.method in (MethodName.SINGLE, MethodName.CELLULAR)
     if dataset.channels == 2 or unlabelled:
         some = set_of(dataset, Split.TRAIN, limit=_REAL_POINTS if dataset.channels == 2 else 64)
         order = stream(config.seed, cell="", purpose="real sheet").permutation(len(some))

@@ -38,7 +38,7 @@ from manege.errors import EXIT_INPUT, EXIT_STOPPED, MachineError, ManegeError
 from manege.rundir import RunDir
 from manege.runtime.channel import Channel, Garbled, Gone, Received
 from manege.trainer.binding import bound_method, task_of
-from manege.trainer.host import Bound, Host
+from manege.trainer.host import Host, TrainingSetup
 from manege.trainer.preparing import Look, prepare_new, prepare_resume
 
 BEAT_S = 0.5
@@ -84,7 +84,7 @@ class _Server:
         """Where others become owners."""
         self._channel: Channel
         """Of the owner whose message is being obeyed."""
-        self._bound: Bound | None = None
+        self._bound: TrainingSetup | None = None
         self._bound_to: dict[str, Any] | None = None
         self._gpus = 0
         """That its trainers may use."""
@@ -282,7 +282,7 @@ class _Server:
             owner.send({"is": "dead", "host": host, "how": how})
 
 
-def _seated(bound: Bound, seat: int, gpus: int) -> Bound:
+def _seated(bound: TrainingSetup, seat: int, gpus: int) -> TrainingSetup:
     """The method on the devices of a trainer's seat; what was loaded stays shared."""
     name = bound.config.device
     on = device.place(name, seat, gpus)
@@ -293,7 +293,7 @@ def _seated(bound: Bound, seat: int, gpus: int) -> Bound:
     return bound._replace(method=bound.method.moved(on))
 
 
-def _train(bound: Bound, rundir: RunDir, number: int, channel: Channel) -> int:
+def _train(bound: TrainingSetup, rundir: RunDir, number: int, channel: Channel) -> int:
     """A trainer's life; its exit code."""
     failpoints.only_for(number)
     backlog: deque[Received] = deque()

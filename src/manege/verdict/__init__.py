@@ -5,7 +5,7 @@ run. What a near-copy is, `metrics/copies.py` says. Trains no GAN.
 """
 
 from manege.verdict.balancing import Balanced, balance
-from manege.verdict.case import Options
+from manege.verdict.case import VerdictOptions
 from manege.verdict.run import Verdict, judge
 
-__all__ = ["Balanced", "Options", "Verdict", "balance", "judge"]
+__all__ = ["Balanced", "Verdict", "VerdictOptions", "balance", "judge"]

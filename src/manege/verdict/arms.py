@@ -53,7 +53,7 @@ WITH = (Arm.ADDED, Arm.ADDED_AUGMENTED)
 
 
 @dataclass(frozen=True)
-class Pool:
+class PicturePool:
     """All real pictures, then all synthetic ones, class after class."""
 
     pictures: np.ndarray
@@ -88,11 +88,13 @@ class Pool:
         return [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
-def pool_of(real: Sequence[np.ndarray], synthetic: Sequence[np.ndarray]) -> Pool:
+def pool_of(real: Sequence[np.ndarray], synthetic: Sequence[np.ndarray]) -> PicturePool:
     """Pictures of each class, real and synthetic, in one."""
     counts = [tuple(len(pictures) for pictures in parts) for parts in (real, synthetic)]
     targets = [np.repeat(np.arange(len(lengths)), lengths) for lengths in counts]
-    return Pool(np.concatenate([*real, *synthetic]), np.concatenate(targets), counts[0], counts[1])
+    return PicturePool(
+        np.concatenate([*real, *synthetic]), np.concatenate(targets), counts[0], counts[1]
+    )
 
 
 def _repeated(rows: np.ndarray, count: int, seed: int, number: int) -> np.ndarray:

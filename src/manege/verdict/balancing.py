@@ -13,9 +13,9 @@ from manege.errors import ConfigError
 from manege.metrics.classifier import examples
 from manege.rundir import RunDir
 from manege.sampler import Model, Samples, open_model, require_memory, run_config, run_data
-from manege.verdict.case import Options, open_case, require_classes
+from manege.verdict.case import VerdictOptions, open_case, require_classes
 from manege.verdict.gate import Drawn, bounds_of, draw, gate_of, train_looker
-from manege.verdict.look import Look, Work
+from manege.verdict.look import TrainingProgress, VerdictObserver
 from manege.verdict.training import BATCH
 
 
@@ -29,7 +29,7 @@ class Balanced:
 
 
 def balance(
-    run: Path, to: int, options: Options | None = None, look: Look | None = None
+    run: Path, to: int, options: VerdictOptions | None = None, look: VerdictObserver | None = None
 ) -> Balanced:
     """As many pictures of each class as its training pictures lack of `to`.
 
@@ -39,7 +39,7 @@ def balance(
         options: `gate` leaves near-copies and implausible pictures out; `seed`, `data`.
         look: told what is going on.
     """
-    options, look = options or Options(), look or Look()
+    options, look = options or VerdictOptions(), look or VerdictObserver()
     options.check()
     rundir = RunDir.open(run)
     model = open_model(run)
@@ -59,7 +59,7 @@ def balance(
         case = open_case(run, options)
         steps = examples(sum(case.counts)) // BATCH
         look.say(f"training a classifier on {case.name}, {steps:,} steps")
-        looker = train_looker(case, Work(look, 1, steps))
+        looker = train_looker(case, TrainingProgress(look, 1, steps))
         gate = gate_of(case, looker, bounds_of(case), look.say) if options.gate else None
     elif options.data or options.data_root:
         raise ConfigError(

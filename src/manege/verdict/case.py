@@ -28,7 +28,7 @@ _MOST_STEPS = 10_000_000
 
 
 @dataclass(frozen=True)
-class Options:
+class VerdictOptions:
     """How to try; the defaults are the command's."""
 
     data: str | None = None
@@ -59,7 +59,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Case:
+class TrialData:
     """All that a trial needs; every part is a list of arrays N×S×S×C, one for each label."""
 
     rundir: RunDir
@@ -117,7 +117,7 @@ class Case:
         }
 
 
-def open_case(run: Path, options: Options) -> Case:
+def open_case(run: Path, options: VerdictOptions) -> TrialData:
     """The run and its data; refuses other data, and a model that lacks a class."""
     rundir = RunDir.open(run)
     config = run_config(rundir)
@@ -142,7 +142,7 @@ def open_case(run: Path, options: Options) -> Case:
                 f"{dataset.name}: class {label!r} has no held-out pictures of its own, expected "
                 "some to test on; add pictures, or train without it (--classes)"
             )
-    return Case(
+    return TrialData(
         rundir=rundir,
         model=model,
         labels=dataset.labels,
@@ -169,7 +169,7 @@ def require_classes(run: Path, model: Model, labels: tuple[str, ...]) -> None:
         )
 
 
-def _data_config(config: RunConfig, options: Options) -> DataConfig:
+def _data_config(config: RunConfig, options: VerdictOptions) -> DataConfig:
     """The run's data, cut as they were, wherever they lie now."""
     changes: dict[str, str] = {}
     if options.data is not None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from manege import pictures
-from manege.metrics.copies import Bound, nearest_of
+from manege.metrics.copies import CopyBound, nearest_of
 from manege.metrics.estimate import Estimate, wilson
-from manege.verdict.case import Case
+from manege.verdict.case import TrialData
 
 _PAIRS = 12
 
@@ -22,7 +22,7 @@ class ClassCopies:
 
     pictures: int
     near: int
-    bound: Bound
+    bound: CopyBound
 
     @property
     def share(self) -> Estimate:
@@ -101,8 +101,8 @@ class Copies:
 
 
 def copies_of(
-    case: Case,
-    bounds: Mapping[str, Bound],
+    case: TrialData,
+    bounds: Mapping[str, CopyBound],
     drawn: Mapping[str, np.ndarray],
     check: Callable[[], None] = lambda: None,
 ) -> Copies:

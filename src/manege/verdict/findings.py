@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from manege.metrics.estimate import Estimate
-from manege.verdict.arms import WITH, Arm, Pool
-from manege.verdict.case import Case
+from manege.verdict.arms import WITH, Arm, PicturePool
+from manege.verdict.case import TrialData
 from manege.verdict.copying import Copies
 from manege.verdict.judging import (
-    Outcome,
+    Recommendation,
     Resampled,
-    Trial,
+    TrialResults,
     answered,
     balanced_sentence,
     chosen_arm,
@@ -33,7 +33,7 @@ def targets_of(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
 
-def reversed_of(case: Case, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+def reversed_of(case: TrialData, pool: PicturePool) -> tuple[np.ndarray, np.ndarray]:
     """Synthetic pictures for a classifier of real ones, and their labels' numbers."""
     each = min(case.largest, MOST_LOOKED_AT)
     start = sum(pool.real)
@@ -45,7 +45,7 @@ def reversed_of(case: Case, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
     return pool.pictures[np.concatenate(rows)], np.repeat(np.arange(len(rows)), each)
 
 
-def counts_of(case: Case, arm: Arm) -> dict[str, int]:
+def counts_of(case: TrialData, arm: Arm) -> dict[str, int]:
     """How many answers a training of the arm gives."""
     counts = {
         "test": sum(len(part) for part in case.test),
@@ -57,14 +57,14 @@ def counts_of(case: Case, arm: Arm) -> dict[str, int]:
 
 
 def findings_of(
-    case: Case, pool: Pool, answers: Mapping[Arm, list[Answers]], copies: Copies
+    case: TrialData, pool: PicturePool, answers: Mapping[Arm, list[Answers]], copies: Copies
 ) -> dict[str, Any]:
     """Outcome, sentence, and the numbers behind them."""
     targets = targets_of(case.test)
     right = {
         arm: np.stack([one["test"] == targets for one in found]) for arm, found in answers.items()
     }
-    trial = Trial(right, targets, case.labels)
+    trial = TrialResults(right, targets, case.labels)
     share_K = np.bincount(targets) / len(targets)
     scores = {
         "arms": {arm.value: _arm(trial.recall(arm), case.labels, share_K, arm) for arm in answers},
@@ -73,7 +73,7 @@ def findings_of(
     }
     if Arm.ADDED not in answers:
         return {
-            "outcome": Outcome.BALANCED.value,
+            "outcome": Recommendation.BALANCED.value,
             "classes": [],
             "sentence": balanced_sentence(min(case.counts), case.largest),
             **scores,
@@ -114,7 +114,7 @@ def _possible(estimate: Estimate) -> dict[str, float]:
     return {"value": estimate.value, "low": low, "high": high}
 
 
-def _calibrated(case: Case, answers: Mapping[Arm, list[Answers]]) -> dict[Arm, float]:
+def _calibrated(case: TrialData, answers: Mapping[Arm, list[Answers]]) -> dict[Arm, float]:
     """Mean recall of the arms with synthetic pictures, on the calibration pictures."""
     targets = targets_of(case.calibration)
     known = [number for number, part in enumerate(case.calibration) if len(part)]
@@ -127,9 +127,9 @@ def _calibrated(case: Case, answers: Mapping[Arm, list[Answers]]) -> dict[Arm, f
 
 
 def _cas(
-    case: Case,
-    pool: Pool,
-    trial: Trial,
+    case: TrialData,
+    pool: PicturePool,
+    trial: TrialResults,
     answers: Mapping[Arm, list[Answers]],
     share_K: np.ndarray,
 ) -> dict[str, Any]:

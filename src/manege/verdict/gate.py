@@ -18,15 +18,15 @@ from manege.config import ALL
 from manege.errors import DataError, MachineError
 from manege.metrics import Space, feature_weights, lite0_space
 from manege.metrics.controls import check, told
-from manege.metrics.copies import ENOUGH, Bound, bound_of, nearest_of
+from manege.metrics.copies import ENOUGH, CopyBound, bound_of, nearest_of
 from manege.metrics.lite0_weights import missing
 from manege.metrics.neighbours import nearest
 from manege.metrics.networks import FeatureNetwork
 from manege.sampler import Model
 from manege.verdict.arms import Arm, pool_of
-from manege.verdict.case import Case
-from manege.verdict.look import Look, Work
-from manege.verdict.training import Lesson, probabilities, train
+from manege.verdict.case import TrialData
+from manege.verdict.look import TrainingProgress, VerdictObserver
+from manege.verdict.training import TrainingSpec, probabilities, train
 
 IMPLAUSIBLE = 0.01
 """The part of real pictures that would be found as implausible as the pictures left out."""
@@ -51,7 +51,7 @@ Sieve = Callable[[str, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Looker:
+class LabelClassifier:
     """A classifier of the training pictures."""
 
     network: FeatureNetwork = field(repr=False)
@@ -84,7 +84,7 @@ class Sight:
         return strange
 
 
-def gate_space(case: Case) -> Space | None:
+def gate_space(case: TrialData) -> Space | None:
     """EfficientNet-Lite0's space, where the gate looks; None without its weights."""
     shape = case.model.shape
     try:
@@ -93,7 +93,7 @@ def gate_space(case: Case) -> Space | None:
         return None
 
 
-def sight_of(case: Case, space: Space) -> Sight:
+def sight_of(case: TrialData, space: Space) -> Sight:
     """What Lite0 sees of the training pictures, and how far off real pictures are."""
     seen, furthest = {}, {}
     for label, train_, held_out in zip(case.labels, case.train, case.calibration, strict=True):
@@ -116,12 +116,12 @@ def sight_of(case: Case, space: Space) -> Sight:
 class Gate:
     """What a picture of each class must keep to."""
 
-    case: Case = field(repr=False)
-    bounds: Mapping[str, Bound]
+    case: TrialData = field(repr=False)
+    bounds: Mapping[str, CopyBound]
     """Not nearer than this to a training picture."""
     least: Mapping[str, float]
     """At least this probability of its label."""
-    looker: Looker
+    looker: LabelClassifier
     sight: Sight | None = None
     """None where EfficientNet-Lite0's weights are not to be had."""
 
@@ -136,7 +136,7 @@ class Gate:
         found[distance_N < self.bounds[label].distance] = NEAR_COPY
         return found
 
-    def sieve(self, look: Look) -> Sieve:
+    def sieve(self, look: VerdictObserver) -> Sieve:
         """The same for `draw`, to be stopped between blocks."""
 
         def sieve(label: str, pictures_NSSC: np.ndarray) -> np.ndarray:
@@ -196,7 +196,7 @@ class Drawn:
         )
 
 
-def bounds_of(case: Case) -> dict[str, Bound]:
+def bounds_of(case: TrialData) -> dict[str, CopyBound]:
     """For each class the distance that makes a near-copy."""
     for label, pictures in zip(case.labels, case.train, strict=True):
         if (pictures == pictures[0]).all():
@@ -210,10 +210,10 @@ def bounds_of(case: Case) -> dict[str, Bound]:
     }
 
 
-def train_looker(case: Case, work: Work) -> Looker:
+def train_looker(case: TrialData, work: TrainingProgress) -> LabelClassifier:
     """The classifier of the training pictures: every class seen as often, and augmented."""
     pool = pool_of(case.train, ())
-    lesson = Lesson(
+    lesson = TrainingSpec(
         pool.pictures,
         pool.targets,
         len(case.labels),
@@ -226,13 +226,13 @@ def train_looker(case: Case, work: Work) -> Looker:
     what = "the classifier that looks at them"
     network = train(lesson, pool.rows(Arm.BOTH, 0), partial(work.each, what))
     work.finished(what, "trained")
-    return Looker(network)
+    return LabelClassifier(network)
 
 
 def gate_of(
-    case: Case,
-    looker: Looker,
-    bounds: Mapping[str, Bound],
+    case: TrialData,
+    looker: LabelClassifier,
+    bounds: Mapping[str, CopyBound],
     say: Callable[[str], None] = lambda text: None,
 ) -> Gate:
     """The gate by what real pictures get: of a class with few to calibrate, those of all."""
@@ -263,7 +263,7 @@ def draw(
     seed: int,
     *,
     sieve: Sieve | None = None,
-    looker: Looker | None = None,
+    looker: LabelClassifier | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Drawn]:
     """The first pictures of each label that pass, fewer where too few do.
@@ -313,7 +313,7 @@ def _draw_unlabelled(
     model: Model,
     wanted: Mapping[str, int],
     seed: int,
-    looker: Looker,
+    looker: LabelClassifier,
     sieve: Sieve | None,
     progress: Progress | None,
 ) -> dict[str, Drawn]:

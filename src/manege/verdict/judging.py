@@ -30,7 +30,7 @@ _PAIRS = {-1.0: 0.5, 0.0: 1.0, 1.0: 0.5}
 twelve pictures that were all right do not prove that the next one will be (Agresti & Min 2005)."""
 
 
-class Outcome(StrEnum):
+class Recommendation(StrEnum):
     """The verdict in a word."""
 
     USE = "use"
@@ -121,7 +121,7 @@ def holm(chances: Mapping[str, float]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialResults:
     """Right (1) or wrong (0) answers of every arm on the test pictures, S×N."""
 
     right: Mapping[Arm, np.ndarray]
@@ -155,7 +155,7 @@ class Finding:
     """Classes that gain for sure, all looked at together."""
 
 
-def compare(trial: Trial, arm: Arm, candidates: Sequence[str]) -> Finding:
+def compare(trial: TrialResults, arm: Arm, candidates: Sequence[str]) -> Finding:
     """The arm with synthetic pictures against the best of those without.
 
     Args:
@@ -181,10 +181,10 @@ def chosen_arm(calibrated: Mapping[Arm, float]) -> Arm:
     return max(reversed(WITH), key=lambda arm: calibrated.get(arm, 0.0))
 
 
-def decide(finding: Finding, copies: Copies) -> tuple[Outcome, tuple[str, ...], str]:
+def decide(finding: Finding, copies: Copies) -> tuple[Recommendation, tuple[str, ...], str]:
     """The outcome, the classes it holds for, and the sentence."""
     if copies.copying:
-        return Outcome.COPIES, (), _copies_sentence(copies.share)
+        return Recommendation.COPIES, (), _copies_sentence(copies.share)
     gain = (
         f"{_points(finding.gain)} of mean recall over the best arm without synthetic pictures "
         f"({finding.over.words})"
@@ -192,14 +192,14 @@ def decide(finding: Finding, copies: Copies) -> tuple[Outcome, tuple[str, ...], 
     what = f"with synthetic pictures ({finding.arm.words}) the classifier gains {gain}"
     gains, copied = finding.gain.low > 0, ", ".join(copies.copied)
     if gains and not copied:
-        return Outcome.USE, (), f"Use it: {what}."
+        return Recommendation.USE, (), f"Use it: {what}."
     helped = tuple(label for label in finding.helped if label not in copies.copied)
     if helped and finding.gain.high >= 0:
         told = "; ".join(f"{label} {_points(finding.gains[label])}" for label in helped)
         parts = [f"it copies {copied}"] if copied else []
         parts += [] if gains else [f"over all classes it is not shown to help, {gain}"]
         return (
-            Outcome.USE_FOR,
+            Recommendation.USE_FOR,
             helped,
             f"Use it for {', '.join(helped)}: there recall rises over every arm without synthetic "
             f"pictures ({told}); {'; '.join(parts)}.",
@@ -207,12 +207,12 @@ def decide(finding: Finding, copies: Copies) -> tuple[Outcome, tuple[str, ...], 
     if gains:
         # Nobody can say what would be left of the gain without the copies.
         return (
-            Outcome.COPIES,
+            Recommendation.COPIES,
             (),
             f"Don't: it copies {copied}, and no other class is shown to gain; {what}.",
         )
     shown = "it does harm" if finding.gain.high < 0 else "it is not shown to help"
-    return Outcome.DONT, (), f"Don't: {shown}; {what}."
+    return Recommendation.DONT, (), f"Don't: {shown}; {what}."
 
 
 def balanced_sentence(smallest: int, largest: int) -> str:

@@ -38,7 +38,7 @@ Answers = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Shelf:
+class TrialStore:
     """The files of one trial."""
 
     rundir: RunDir

@@ -23,7 +23,7 @@ class Stopped(ManegeError):
 
 
 @dataclass(frozen=True)
-class Look:
+class VerdictObserver:
     """Whom to tell what is going on, and whom to ask whether to stop."""
 
     say: Callable[[str], None] = lambda text: None
@@ -46,10 +46,10 @@ class Look:
 
 
 @dataclass
-class Work:
+class TrainingProgress:
     """How much training there is, and how fast it goes; trainings may go on side by side."""
 
-    look: Look
+    look: VerdictObserver
     total: int
     """Trainings to do."""
     steps: int

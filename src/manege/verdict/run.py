@@ -14,26 +14,26 @@ import torch
 
 from manege import device
 from manege.metrics.classifier import examples
-from manege.metrics.copies import Bound
-from manege.verdict.arms import Arm, Pool, pool_of
-from manege.verdict.case import Case, Options, open_case
+from manege.metrics.copies import CopyBound
+from manege.verdict.arms import Arm, PicturePool, pool_of
+from manege.verdict.case import TrialData, VerdictOptions, open_case
 from manege.verdict.copying import Copies, copies_of
 from manege.verdict.figure import figure_of
 from manege.verdict.findings import MOST_LOOKED_AT, counts_of, findings_of, reversed_of, targets_of
 from manege.verdict.gate import (
     Drawn,
     Gate,
-    Looker,
+    LabelClassifier,
     bounds_of,
     draw,
     gate_of,
     gate_space,
     train_looker,
 )
-from manege.verdict.judging import Outcome, balanced_sentence
-from manege.verdict.kept import Answers, Shelf, key_of, result_name
-from manege.verdict.look import Look, Stopped, Work
-from manege.verdict.training import BATCH, RECIPE, Lesson, probabilities, train
+from manege.verdict.judging import Recommendation, balanced_sentence
+from manege.verdict.kept import Answers, TrialStore, key_of, result_name
+from manege.verdict.look import Stopped, TrainingProgress, VerdictObserver
+from manege.verdict.training import BATCH, RECIPE, TrainingSpec, probabilities, train
 from manege.version import __version__
 
 FORMAT = 1
@@ -50,9 +50,9 @@ class Verdict:
     """The nearest pairs; None where somebody has removed them."""
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> Recommendation:
         """In a word."""
-        return Outcome(self.tree["outcome"])
+        return Recommendation(self.tree["outcome"])
 
     @property
     def sentence(self) -> str:
@@ -60,14 +60,16 @@ class Verdict:
         return str(self.tree["sentence"])
 
 
-def judge(run: Path, options: Options | None = None, look: Look | None = None) -> Verdict:
+def judge(
+    run: Path, options: VerdictOptions | None = None, look: VerdictObserver | None = None
+) -> Verdict:
     """Whether the run's pictures help a classifier; every training that is done is kept."""
-    options, look = options or Options(), look or Look()
+    options, look = options or VerdictOptions(), look or VerdictObserver()
     options.check()
     case = open_case(run, options)
     steps = options.steps or examples(sum(case.counts)) // BATCH
     protocol = _protocol(case, options, steps)
-    shelf = Shelf(case.rundir, key_of(protocol))
+    shelf = TrialStore(case.rundir, key_of(protocol))
     if (known := shelf.result(options.seeds)) is not None:
         look.say(f"judged before: {shelf.path(result_name(options.seeds))}")
         return _verdict(shelf, known, options.seeds)
@@ -82,7 +84,7 @@ def judge(run: Path, options: Options | None = None, look: Look | None = None) -
         for seed in range(options.seeds)
         for arm in arms
     )
-    work = Work(look, max(1, todo + needs_looker), steps)
+    work = TrainingProgress(look, max(1, todo + needs_looker), steps)
     try:
         return _tried(case, options, shelf, work, protocol, arms)
     except KeyboardInterrupt:
@@ -94,10 +96,10 @@ def judge(run: Path, options: Options | None = None, look: Look | None = None) -
 
 
 def _tried(
-    case: Case,
-    options: Options,
-    shelf: Shelf,
-    work: Work,
+    case: TrialData,
+    options: VerdictOptions,
+    shelf: TrialStore,
+    work: TrainingProgress,
     protocol: Mapping[str, Any],
     arms: Sequence[Arm],
 ) -> Verdict:
@@ -137,7 +139,7 @@ def _tried(
     return _verdict(shelf, tree, options.seeds)
 
 
-def _verdict(shelf: Shelf, tree: dict[str, Any], seeds: int) -> Verdict:
+def _verdict(shelf: TrialStore, tree: dict[str, Any], seeds: int) -> Verdict:
     name = result_name(seeds)
     drawn = name.replace(".json", ".png")
     if not shelf.path(drawn).is_file():
@@ -146,7 +148,7 @@ def _verdict(shelf: Shelf, tree: dict[str, Any], seeds: int) -> Verdict:
     return Verdict(tree, shelf.path(name), shelf.path(drawn), pairs if pairs.is_file() else None)
 
 
-def _protocol(case: Case, options: Options, steps: int) -> dict[str, Any]:
+def _protocol(case: TrialData, options: VerdictOptions, steps: int) -> dict[str, Any]:
     """All that a training depends on, but for its arm and seed."""
 
     def counted(parts: Sequence[np.ndarray]) -> dict[str, int]:
@@ -185,17 +187,21 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _looker(case: Case, shelf: Shelf, work: Work) -> Looker:
+def _looker(case: TrialData, shelf: TrialStore, work: TrainingProgress) -> LabelClassifier:
     found = shelf.network(case.model.shape.channels, len(case.labels))
     if found is not None:
-        return Looker(found)
+        return LabelClassifier(found)
     looker = train_looker(case, work)
     shelf.keep_network(looker.network)
     return looker
 
 
 def _drawn(
-    case: Case, seed: int, looker: Looker | None, gate: Gate | None, look: Look
+    case: TrialData,
+    seed: int,
+    looker: LabelClassifier | None,
+    gate: Gate | None,
+    look: VerdictObserver,
 ) -> dict[str, Drawn]:
     """As many of each class as the largest has; fewer where few pass, but all that it lacks."""
     wanted = dict.fromkeys(case.labels, case.largest)
@@ -207,12 +213,12 @@ def _drawn(
 
 
 def _copies(
-    case: Case,
-    options: Options,
-    bounds: Mapping[str, Bound],
+    case: TrialData,
+    options: VerdictOptions,
+    bounds: Mapping[str, CopyBound],
     drawn: Mapping[str, Drawn],
-    looker: Looker | None,
-    look: Look,
+    looker: LabelClassifier | None,
+    look: VerdictObserver,
 ) -> Copies:
     """Near-copies among the pictures that would be added, before any gate.
 
@@ -226,13 +232,20 @@ def _copies(
     return copies_of(case, bounds, judged, look.check)
 
 
-def _answers(case: Case, shelf: Shelf, pool: Pool, arm: Arm, seed: int, work: Work) -> Answers:
+def _answers(
+    case: TrialData,
+    shelf: TrialStore,
+    pool: PicturePool,
+    arm: Arm,
+    seed: int,
+    work: TrainingProgress,
+) -> Answers:
     """What the arm's classifier of that seed takes the pictures for; trained if it must be."""
     known = shelf.answers(arm, seed, counts_of(case, arm))
     if known is not None:
         return known
     what = f"{arm} ({arm.words}), seed {seed}"
-    lesson = Lesson(
+    lesson = TrainingSpec(
         pool.pictures,
         pool.targets,
         len(case.labels),

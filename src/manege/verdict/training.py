@@ -32,7 +32,7 @@ _LARGE = 16
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingSpec:
     """What a classifier is trained on, and how."""
 
     pictures: np.ndarray
@@ -48,7 +48,7 @@ class Lesson:
     purpose: str = "verdict"
 
 
-def train(lesson: Lesson, rows_N: np.ndarray, each: Callable[[int], None]) -> FeatureNetwork:
+def train(lesson: TrainingSpec, rows_N: np.ndarray, each: Callable[[int], None]) -> FeatureNetwork:
     """The classifier of these rows of the lesson's pictures; `each` is told every step done."""
     network = bare(FeatureNetwork, lesson.pictures.shape[3], lesson.num_labels)
     initialise(network, stream(lesson.seed, cell="", purpose=f"{lesson.purpose} weights"))

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from manege.report.events import Tail
-from manege.report.run import Run
+from manege.report.run import RunRecord
 from manege.rundir import check_run
 from manege.view.lines import Lines
 from manege.view.page import Line, compose, text_of
 from manege.view.scene import Now, Scene, read_live
 from manege.view.state import Looked
-from manege.view.terminal import Keys, Screen, Suspending
+from manege.view.terminal import Keys, Suspending, TerminalScreen
 
 EVERY_S = 1.0
 KEYS = "q close (the run goes on)"
@@ -37,7 +37,7 @@ class Followed:
         self.looked = Looked()
         self.looked.opened(path, pulse=False)
         self.tail = Tail(path / "events.jsonl")
-        self._run = Run(path, self.looked.history)
+        self._run = RunRecord(path, self.looked.history)
 
     def refresh(self) -> list[dict[str, Any]]:
         """Read what is new; the new events."""
@@ -108,7 +108,7 @@ def once(path: Path, width: int, height: int) -> str:
 def watch(path: Path) -> None:
     """The page, painted until the run ends or somebody closes it; it stays when it is left."""
     followed = Followed(path)
-    screen = Screen(sys.stdout)
+    screen = TerminalScreen(sys.stdout)
     try:
         with Keys() as keys, Suspending(screen, keys):
             while True:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, TypeVar
 from manege.view.lines import Lines
 from manege.view.page import compose
 from manege.view.state import Looked
-from manege.view.terminal import Keys, Screen, Suspending, can_paint
+from manege.view.terminal import Keys, Suspending, TerminalScreen, can_paint
 
 SHARE = 0.004
 """Of the time, at most, to be spent on painting."""
@@ -32,7 +32,7 @@ class Live:
 
     def __init__(self) -> None:
         self.looked = Looked()
-        self._screen = Screen(sys.stderr)
+        self._screen = TerminalScreen(sys.stderr)
         self._keys = Keys()
         self._suspending = Suspending(self._screen, self._keys)
         self._began = False

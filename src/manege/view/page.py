@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from manege.progress import duration
 from manege.report.history import History, place_of
-from manege.report.records import Cell
+from manege.report.records import CellRecord
 from manege.view.scene import Scene
 
 Span = tuple[str, str]
@@ -96,7 +96,7 @@ def text_of(lines: Sequence[Line]) -> str:
     return "\n".join("".join(words for words, _ in line).rstrip() for line in lines)
 
 
-def state_of(cell: Cell) -> str:
+def state_of(cell: CellRecord) -> str:
     """A cell's state, and whether it had to begin its round again."""
     again = cell.state == "running" and cell.rolled_back == cell.last + 1
     return "again" if again else cell.state
@@ -317,15 +317,15 @@ def _joined(parts: Sequence[Line]) -> Line:
     return [span for part in parts for span in part]
 
 
-def _value(scene: Scene, cell: Cell) -> float | None:
+def _value(scene: Scene, cell: CellRecord) -> float | None:
     return scene.history.latest(cell, scene.measure)
 
 
-def _trend(scene: Scene, cell: Cell, width: int, signs: Signs) -> str:
+def _trend(scene: Scene, cell: CellRecord, width: int, signs: Signs) -> str:
     history = scene.history
     # Only as far back as the bars reach: a long run must not cost more than a short one.
     kept = list(cell.scored if scene.measure == "score" else cell.rounds)[-4 * max(1, width) :]
-    part = Cell(
+    part = CellRecord(
         cell.key,
         rounds={n: cell.rounds[n] for n in kept if n in cell.rounds},
         scored={n: cell.scored[n] for n in kept if n in cell.scored},
@@ -333,7 +333,7 @@ def _trend(scene: Scene, cell: Cell, width: int, signs: Signs) -> str:
     return spark([value for _, value in history.series(part, scene.measure)], width, signs)
 
 
-def _cell_head(scene: Scene, cell: Cell | None, width: int, signs: Signs) -> Line:
+def _cell_head(scene: Scene, cell: CellRecord | None, width: int, signs: Signs) -> Line:
     if cell is None:
         return [(" " * width, "")]
     state = state_of(cell)
@@ -343,7 +343,7 @@ def _cell_head(scene: Scene, cell: Cell | None, width: int, signs: Signs) -> Lin
     return [(signs.states[state], state), (text, ""), (number, "strong"), ("   ", "")]
 
 
-def _cell_spark(scene: Scene, cell: Cell | None, width: int, signs: Signs) -> Line:
+def _cell_spark(scene: Scene, cell: CellRecord | None, width: int, signs: Signs) -> Line:
     if cell is None:
         return [(" " * width, "")]
     place = scene.now.places.get(cell.key)
@@ -353,7 +353,7 @@ def _cell_spark(scene: Scene, cell: Cell | None, width: int, signs: Signs) -> Li
     return [("  ", ""), (bars, "running"), (" " * gap, ""), (step, "dim"), ("   ", "")]
 
 
-def _cell_short(scene: Scene, cell: Cell | None, width: int, signs: Signs) -> Line:
+def _cell_short(scene: Scene, cell: CellRecord | None, width: int, signs: Signs) -> Line:
     """Sign, number, bars: as much of it as fits."""
     if cell is None:
         return [(" " * width, "")]
@@ -372,7 +372,7 @@ def _cell_short(scene: Scene, cell: Cell | None, width: int, signs: Signs) -> Li
 
 
 def _blocks(
-    at: dict[tuple[int, int] | None, Cell],
+    at: dict[tuple[int, int] | None, CellRecord],
     shape: tuple[int, int],
     width: int,
     room: int,
@@ -430,7 +430,7 @@ def _list(scene: Scene, width: int, room: int, signs: Signs) -> list[Line]:
     return lines
 
 
-def _entry(scene: Scene, cell: Cell, width: int, longest: int, signs: Signs) -> Line:
+def _entry(scene: Scene, cell: CellRecord, width: int, longest: int, signs: Signs) -> Line:
     state = state_of(cell)
     number = short(_value(scene, cell), signs.dash)
     name_room = max(3, min(longest, width - 11))

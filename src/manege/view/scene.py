@@ -16,7 +16,7 @@ from typing import Any
 from manege.errors import ConfigError
 from manege.files import below
 from manege.report.history import History
-from manege.report.records import Cell
+from manege.report.records import CellRecord
 from manege.report.run import LIVE
 from manege.view.pace import Left
 
@@ -45,7 +45,7 @@ class Now:
         known = [part for part in parts if part is not None]
         return sum(known) / len(known) if known and len(known) == len(parts) else None
 
-    def _part(self, cell: Cell, history: History) -> float | None:
+    def _part(self, cell: CellRecord, history: History) -> float | None:
         if cell.state in ("finished", "failed"):
             return 1.0
         if cell.key in self.fractions:

@@ -31,7 +31,7 @@ def check_installed() -> None:
         ) from error
 
 
-class Board:
+class TensorBoardWriter:
     """Writes what events tell."""
 
     def __init__(self) -> None:

@@ -65,7 +65,7 @@ def _span(words: str, style: str, *, colour: bool) -> str:
     return f"\x1b[{code}m{words}\x1b[0m" if code else words
 
 
-class Screen:
+class TerminalScreen:
     """A page on the terminal's other screen, painted over and over."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -167,7 +167,7 @@ class Keys:
 class Suspending:
     """Ctrl-Z gives the terminal back before the command stops; `fg` takes it again."""
 
-    def __init__(self, screen: Screen, keys: Keys) -> None:
+    def __init__(self, screen: TerminalScreen, keys: Keys) -> None:
         self._screen, self._keys = screen, keys
         self._before: dict[int, Any] = {}
 

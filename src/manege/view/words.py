@@ -7,7 +7,7 @@ from typing import Any
 
 from manege.progress import duration
 from manege.report.history import History
-from manege.report.records import Cell
+from manege.report.records import CellRecord
 
 
 def important(event: Mapping[str, Any]) -> str | None:
@@ -33,7 +33,7 @@ def important(event: Mapping[str, Any]) -> str | None:
             return None
 
 
-def losses(cell: Cell) -> str:
+def losses(cell: CellRecord) -> str:
     """Its last round's losses and speed."""
     if not cell.rounds:
         return ""
@@ -47,7 +47,7 @@ def losses(cell: Cell) -> str:
     return " ".join(parts)
 
 
-def value_of(history: History, cell: Cell, metric: str) -> str:
+def value_of(history: History, cell: CellRecord, metric: str) -> str:
     """The number a cell is judged by, with its name; nothing when that is a mere loss."""
     value = history.latest(cell, history.measure)
     return f"{metric} {value:.5g}" if value is not None and history.measure != "generator" else ""

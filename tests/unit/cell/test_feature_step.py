@@ -12,15 +12,15 @@ from tests.pictures import noise as noisy_pictures
 from manege.cell import Arena, Batch, Streams, draw_noise, new_pair, noises_in_step, train_step
 from manege.config import Loss, PyramidNetworks, SpectralConstraint, Training, stream
 from manege.methods import shares
-from manege.methods.shares import Seen
+from manege.methods.shares import SeenPictures
 from manege.metrics.lite0_weights import feature_weights
 from manege.models import (
     FrozenFeatures,
     PictureShape,
-    compares,
     discriminator_loss,
     generator_loss,
-    sharpen_,
+    needs_real,
+    power_iteration_,
 )
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def _two_passes(pair, reals, noises, training, optimisers) -> list[float]:
     generator, judge = pair.generator.network, pair.discriminator.network
     critic = []
     for batch, noise in zip(reals, noises, strict=True):
-        sharpen_(judge)
+        power_iteration_(judge)
         fakes = generator(noise.z_BZ, batch.labels_B).detach()
         values = judge(judge.observe(torch.cat([batch.pictures, fakes])), None, _twice(batch))
         loss = discriminator_loss(training.loss, *values.chunk(2))
@@ -70,7 +70,7 @@ def _two_passes(pair, reals, noises, training, optimisers) -> list[float]:
     batch, noise = reals[-1], noises[-1]
     fake = judge(judge.observe(generator(noise.z_BZ, batch.labels_B)), None, batch.labels_B)
     real = judge(judge.observe(batch.pictures), None, batch.labels_B)
-    loss = generator_loss(training.loss, fake, real if compares(training.loss) else fake)
+    loss = generator_loss(training.loss, fake, real if needs_real(training.loss) else fake)
     _step(optimisers[0], loss)
     return [sum(critic) / len(critic), float(loss.detach())]
 
@@ -165,7 +165,7 @@ class TestSeen:
             self.shown.append((start, version))
             return pictures.flip(3) if version else pictures
 
-        return bytes_NSSC, Seen(features, bytes_NSSC, versions, show)
+        return bytes_NSSC, SeenPictures(features, bytes_NSSC, versions, show)
 
     def test_it_gives_what_the_frozen_network_gives(self, features):
         bytes_NSSC, seen = self._seen(features)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from manege.cell import CellState, Judgement, Weights, generator_with, new_state
+from manege.cell import CellState, Judgement, WeightsKind, generator_with, new_state
 from manege.config import resolve
 from manege.metrics import Estimate
 from manege.models import PictureShape, generate
@@ -34,9 +34,9 @@ def _move(state: CellState, seed: int) -> np.ndarray:
 
 
 def _judgement(raw: float, ema: float | None = None, round_: int = 1) -> Judgement:
-    scores = {Weights.RAW: Estimate(raw, raw - 1, raw + 1)}
+    scores = {WeightsKind.RAW: Estimate(raw, raw - 1, raw + 1)}
     if ema is not None:
-        scores[Weights.EMA] = Estimate(ema, ema - 2, ema + 2)
+        scores[WeightsKind.EMA] = Estimate(ema, ema - 2, ema + 2)
     return Judgement(round_, scores)
 
 
@@ -98,9 +98,9 @@ def test_without_ema_there_is_no_average_and_none_in_a_commit():
     state.average(0.0)
     assert state.ema is None
     assert state.averaged == 0
-    assert list(state.bodies()) == [Weights.RAW]
+    assert list(state.bodies()) == [WeightsKind.RAW]
     assert set(state.to_arrays()) == {"generator", "discriminator", "loss_sums"}
-    assert list(_state(0.9).bodies()) == [Weights.RAW, Weights.EMA]
+    assert list(_state(0.9).bodies()) == [WeightsKind.RAW, WeightsKind.EMA]
     assert "ema" in _state(0.9).to_arrays()
 
 
@@ -128,15 +128,15 @@ def test_a_generator_on_a_body_draws_what_its_owner_draws_and_leaves_it_alone():
 @pytest.mark.parametrize(
     ("raw", "ema", "chosen"),
     [
-        (1.0, None, Weights.RAW),
-        (1.0, 2.0, Weights.RAW),
-        (2.0, 1.0, Weights.EMA),
-        (-0.1, -0.2, Weights.EMA),
-        (1.0, 1.0, Weights.RAW),
-        (nan, 5.0, Weights.EMA),
-        (5.0, nan, Weights.RAW),
-        (nan, inf, Weights.EMA),
-        (inf, nan, Weights.RAW),
+        (1.0, None, WeightsKind.RAW),
+        (1.0, 2.0, WeightsKind.RAW),
+        (2.0, 1.0, WeightsKind.EMA),
+        (-0.1, -0.2, WeightsKind.EMA),
+        (1.0, 1.0, WeightsKind.RAW),
+        (nan, 5.0, WeightsKind.EMA),
+        (5.0, nan, WeightsKind.RAW),
+        (nan, inf, WeightsKind.EMA),
+        (inf, nan, WeightsKind.RAW),
     ],
 )
 def test_the_better_weights_are_chosen_the_raw_ones_on_a_tie_and_never_nan(raw, ema, chosen):

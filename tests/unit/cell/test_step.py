@@ -31,7 +31,7 @@ from manege.config import (
     stream,
 )
 from manege.models import (
-    Changes,
+    AugmentParams,
     PictureShape,
     build_discriminator,
     build_generator,
@@ -412,7 +412,7 @@ def test_no_purpose_shifts_the_numbers_of_another():
     assert torch.equal(first[0].z_BZ, first[1].z_BZ)
     assert torch.equal(first[0].real_factors_BW, first[1].real_factors_BW)
     assert torch.equal(first[0].fake_factors_BW, first[1].fake_factors_BW)
-    assert isinstance(first[1].real_changes, Changes)
+    assert isinstance(first[1].real_changes, AugmentParams)
     assert not torch.equal(first[1].real_changes.hole_B2, first[1].fake_changes.hole_B2)
     again = _noise(pair, wild, 3, augment=0.9)[1]
     for one, other in zip(again.real_changes, first[1].real_changes, strict=True):

@@ -16,7 +16,7 @@ from manege.config import (
     FiveCells,
     Isolated,
     Loss,
-    Method,
+    MethodName,
     MlpNetworks,
     MutationPerRound,
     NineCells,
@@ -77,7 +77,7 @@ def test_a_grid_is_table_i_unless_told_otherwise():
 
 def test_mustangs_is_the_same_with_all_three_objectives():
     mustangs = resolve(preset="cellular-mustangs", flags=DIGITS)
-    assert mustangs.method is Method.CELLULAR
+    assert mustangs.method is MethodName.CELLULAR
     assert mustangs.cellular is not None
     assert set(mustangs.cellular.objectives) == set(Objective)
     paper = amended(mustangs, {"preset": "cellular-paper", "cellular.objectives": []})

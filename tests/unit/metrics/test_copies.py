@@ -7,10 +7,10 @@ import pytest
 
 from manege.config import DataConfig
 from manege.data import Split, open_dataset
-from manege.metrics.copies import Bound, bound_of, nearest_of
+from manege.metrics.copies import CopyBound, bound_of, nearest_of
 
 
-def share_near(pictures: np.ndarray, training: np.ndarray, bound: Bound) -> float:
+def share_near(pictures: np.ndarray, training: np.ndarray, bound: CopyBound) -> float:
     return float((nearest_of(pictures, training)[0] < bound.distance).mean())
 
 
@@ -88,7 +88,7 @@ def test_few_held_out_pictures_give_five_in_a_hundred_on_average() -> None:
     [(8, 0.3, 0.35), (20, 0.2, 0.25), (50, 0.12, 0.14), (333, 0.1, 0.1)],
 )
 def test_few_pictures_set_no_strict_bound(pictures: int, least: float, most: float) -> None:
-    assert least <= Bound(0.1, pictures, left_out=False).too_much <= most
+    assert least <= CopyBound(0.1, pictures, left_out=False).too_much <= most
 
 
 def test_with_few_held_out_each_training_picture_is_left_out_in_turn() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from manege.config import ALL, DataConfig, Score, ScoreMetric
+from manege.config import ALL, DataConfig, ScoreConfig, ScoreMetric
 from manege.data import Dataset, Split, open_dataset, set_of
 from manege.data.cache import Entry
 from manege.errors import ConfigError
@@ -21,7 +21,7 @@ from manege.metrics import scorer as module
 from manege.metrics.frechet import SAMPLES_PER_DIMENSION, frechet
 from manege.metrics.kid import kid
 
-KID, FD = Score(metric="kid"), Score(metric="fd", samples=100_000)
+KID, FD = ScoreConfig(metric="kid"), ScoreConfig(metric="fd", samples=100_000)
 
 
 class Guarded(Dataset):
@@ -41,7 +41,7 @@ class Guarded(Dataset):
         return super().entry(label, split)
 
 
-def scorer_of(config: Score, space: Space, dataset: Dataset) -> ClassScorer:
+def scorer_of(config: ScoreConfig, space: Space, dataset: Dataset) -> ClassScorer:
     """A cell for each label."""
     return ClassScorer(config, space, dataset, {label: (label,) for label in dataset.labels})
 
@@ -79,7 +79,7 @@ def test_lite0_looks_at_no_more_than_an_eighth_of_what_is_trained_on(three, monk
     drawn = np.random.default_rng(0).integers(0, 256, (512, 8, 8, 1), dtype=np.uint8)
     trained = len(three.names("3", Split.TRAIN))
     for every, expected in ((1, 64), (5, trained * 5 // 8), (100, 512)):
-        config = Score(metric=ScoreMetric.KID, every_rounds=every)
+        config = ScoreConfig(metric=ScoreMetric.KID, every_rounds=every)
         scorer_of(config, space, three).score("3", drawn)
         assert seen[0] == expected
         seen.clear()
@@ -131,12 +131,12 @@ def test_a_frechet_distance_of_too_few_pictures_is_refused(three, ring):
     with pytest.raises(ConfigError, match=r"--score fd: class '3' has 1\d\d pictures, too few"):
         scorer_of(FD, random_space(8, 1), three)
     least = 2 * SAMPLES_PER_DIMENSION
-    scorer_of(Score(metric="fd", samples=least), points_space(), ring)
+    scorer_of(ScoreConfig(metric="fd", samples=least), points_space(), ring)
     with pytest.raises(ConfigError, match=rf"--set score.samples has {least - 1} pictures") as told:
-        scorer_of(Score(metric="fd", samples=least - 1), points_space(), ring)
+        scorer_of(ScoreConfig(metric="fd", samples=least - 1), points_space(), ring)
     assert "--score kid" in str(told.value)
     # KID is right for few pictures too.
-    scorer_of(Score(metric="kid", samples=8), random_space(8, 1), three)
+    scorer_of(ScoreConfig(metric="kid", samples=8), random_space(8, 1), three)
 
 
 def test_a_limit_on_the_pictures_counts(three):

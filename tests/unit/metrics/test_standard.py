@@ -17,9 +17,9 @@ from manege.errors import ConfigError
 from manege.metrics import (
     CLEAN,
     INCEPTION,
-    Contest,
     Results,
     Score,
+    ScoredSets,
     Space,
     conditions,
     inception,
@@ -32,7 +32,7 @@ from manege.metrics import (
 from manege.metrics.distributions import inception_score
 from manege.metrics.estimate import Estimate, mean_of
 from manege.metrics.kid import kid
-from manege.metrics.weights import Weights
+from manege.metrics.weights import InceptionWeights
 
 SOURCE = ("file", "0" * 64)
 COUNT = 10
@@ -47,7 +47,7 @@ def noise(count: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, 8, 8, 1), dtype=np.uint8)
 
 
-def run(contest: Contest, *groups: str) -> Results:
+def run(contest: ScoredSets, *groups: str) -> Results:
     return measure(contest, groups or None, lambda verb: None)
 
 
@@ -71,14 +71,14 @@ def parts(three) -> tuple[PictureSet, PictureSet]:
 
 @pytest.fixture(scope="module")
 def standard() -> Space:
-    return inception_space(Weights(made_up(), "1" * 64, *SOURCE), INCEPTION, 8, 1)
+    return inception_space(InceptionWeights(made_up(), "1" * 64, *SOURCE), INCEPTION, 8, 1)
 
 
 @pytest.fixture(scope="module")
-def contest(standard) -> Contest:
+def contest(standard) -> ScoredSets:
     sets = [as_set(noise(COUNT, seed=seed)) for seed in range(3)]
     held_out, train = replace(sets[1], split="held-out"), replace(sets[2], split="train")
-    return Contest(sets[0], held_out, standard, other=train, allow_few=True)
+    return ScoredSets(sets[0], held_out, standard, other=train, allow_few=True)
 
 
 def few_frechet(x: np.ndarray, y: np.ndarray) -> float:
@@ -117,7 +117,7 @@ def test_the_inception_score_splits_at_random_not_class_by_class(contest, standa
 
 
 def test_the_antialiased_fid_has_a_name_of_its_own(contest, standard):
-    space = inception_space(Weights(made_up(), "1" * 64, *SOURCE), CLEAN, 8, 1)
+    space = inception_space(InceptionWeights(made_up(), "1" * 64, *SOURCE), CLEAN, 8, 1)
     found = run(replace(contest, space=space), "fd")
     (score,) = found.scores
     assert score.full_name == "clean-fid@inception-clean-11111111"
@@ -149,7 +149,9 @@ def test_fid_of_few_pictures_is_refused_unless_allowed(contest, monkeypatch):
 
 
 def test_without_the_last_layer_there_is_no_inception_score_and_it_is_said(contest):
-    space = inception_space(Weights(made_up(head=False), "1" * 64, *SOURCE), INCEPTION, 8, 1)
+    space = inception_space(
+        InceptionWeights(made_up(head=False), "1" * 64, *SOURCE), INCEPTION, 8, 1
+    )
     headless = replace(contest, space=space)
     assert "lack the network's last layer" in run(headless).left_out["is"]
     with pytest.raises(ConfigError, match=r"--metrics is: .*last layer; give --inception-weights"):
@@ -180,7 +182,7 @@ def test_no_more_real_pictures_go_through_the_network_than_are_compared(contest)
 def test_intra_class_kid_is_the_mean_of_the_classes(parts, classifier):
     held_out, train = parts
     classes = dict.fromkeys(classifier.labels)
-    found = run(Contest(train, held_out, classifier, other=train, classes=classes), "kid")
+    found = run(ScoredSets(train, held_out, classifier, other=train, classes=classes), "kid")
     each = [named(found, label)["kid"] for label in classifier.labels]
     mean = named(found)["intra-class-kid"]
     assert mean.value == pytest.approx(np.mean([one.value for one in each]))
@@ -198,7 +200,7 @@ def test_intra_class_kid_sees_what_kid_does_not(parts, classifier):
     wrong = as_set(train.pictures, tuple(swap[label] for label in train.labels))
     classes = dict.fromkeys(classifier.labels)
     found = [
-        named(run(Contest(one, held_out, classifier, classes=classes), "kid"))
+        named(run(ScoredSets(one, held_out, classifier, classes=classes), "kid"))
         for one in (train, wrong)
     ]
     assert found[0]["kid"].value == found[1]["kid"].value
@@ -212,7 +214,7 @@ def test_a_class_with_too_few_pictures_leaves_the_mean_out(parts, classifier):
     ][:3]
     few = as_set(train.pictures[rows], tuple(train.labels[row] for row in rows))
     classes = dict.fromkeys(classifier.labels)
-    found = run(Contest(few, held_out, classifier, classes=classes), "kid")
+    found = run(ScoredSets(few, held_out, classifier, classes=classes), "kid")
     assert "intra-class-kid" not in named(found)
     assert found.left_out["intra-class-kid"] == "class '7' has too few pictures"
 
@@ -241,7 +243,7 @@ def test_real_stacked_digits_cover_all_modes_and_few_digits_do_not(
     # The first channel repeated: ten modes.
     grey = replace(train, pictures=np.repeat(train.pictures[..., :1], 3, axis=-1))
     found = {
-        name: named(run(Contest(one, held_out, random_space(28, 3), stacked=digits), "modes"))
+        name: named(run(ScoredSets(one, held_out, random_space(28, 3), stacked=digits), "modes"))
         for name, one in (("real", train), ("grey", grey))
     }
     # Of 1,000 equally likely modes 4,000 draws miss 1,000·e⁻⁴ = 18.

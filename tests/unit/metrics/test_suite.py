@@ -15,9 +15,9 @@ from manege.data import PictureSet, Split, open_dataset, set_of, toy_of
 from manege.errors import ConfigError, DataError
 from manege.metrics import (
     GROUPS,
-    Contest,
     Results,
     Score,
+    ScoredSets,
     check_groups,
     measure,
     points_space,
@@ -45,7 +45,7 @@ def noise(count: int, side: int = 8, channels: int = 1, seed: int = 0) -> np.nda
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-def run(contest: Contest, *groups: str) -> Results:
+def run(contest: ScoredSets, *groups: str) -> Results:
     return measure(contest, groups or None, lambda verb: None)
 
 
@@ -63,7 +63,7 @@ def parts(three) -> tuple[PictureSet, PictureSet]:
 def itself(parts, classifier) -> Results:
     """The held-out pictures against themselves."""
     held_out, train = parts
-    contest = Contest(held_out, held_out, classifier, other=train, allow_few=True)
+    contest = ScoredSets(held_out, held_out, classifier, other=train, allow_few=True)
     return run(replace(contest, classes=dict.fromkeys(classifier.labels)))
 
 
@@ -71,7 +71,7 @@ def itself(parts, classifier) -> Results:
 def worthless(parts, classifier) -> Results:
     """Noise against the held-out pictures."""
     held_out, train = parts
-    return run(Contest(as_set(noise(53)), held_out, classifier, other=train, allow_few=True))
+    return run(ScoredSets(as_set(noise(53)), held_out, classifier, other=train, allow_few=True))
 
 
 # What is good and what is bad.
@@ -108,7 +108,7 @@ def test_noise_is_far_worse(itself, worthless, parts):
     # The random space is one network, the same for everybody, and noise lies outside of all its
     # balls, the nearest by a fifth of the radius: rounding does not get there.
     held_out, train = parts
-    contest = Contest(as_set(noise(53)), held_out, random_space(8, 1), other=train)
+    contest = ScoredSets(as_set(noise(53)), held_out, random_space(8, 1), other=train)
     for name, score in named(run(contest, "prdc")).items():
         assert score.value == 0, name
         assert score.floor.value > 0.8, name
@@ -121,7 +121,7 @@ def test_a_copy_of_the_training_pictures_is_found_out(parts, classifier):
     rows = slice(0, len(held_out) * 9, 9)
     some = replace(train, pictures=train.pictures[rows], labels=train.labels[rows])
     assert len(some) == len(held_out)
-    found = run(Contest(some, held_out, classifier, other=some), "nearest")
+    found = run(ScoredSets(some, held_out, classifier, other=some), "nearest")
     assert named(found)["nearer-to-train"].value > 0.9
     drawn, real = found.pairs
     assert drawn.shape == real.shape == (16, 8, 8, 1)
@@ -136,21 +136,21 @@ def test_the_order_of_the_pictures_does_not_matter_but_for_rounding(parts, class
     some = taken(train, np.arange(0, len(train), 3))
     mixed = taken(some, np.random.default_rng(0).permutation(len(some)))
     one, other = (
-        named(run(Contest(drawn, held_out, classifier, allow_few=True), "kid", "fd"))
+        named(run(ScoredSets(drawn, held_out, classifier, allow_few=True), "kid", "fd"))
         for drawn in (some, mixed)
     )
     assert other["kid"].value == pytest.approx(one["kid"].value, rel=1e-6, abs=1e-6)
     assert other["fd"].value == pytest.approx(one["fd"].value, rel=1e-6)
     # Another tenth of the pictures would move them by more than that.
     third = named(
-        run(Contest(taken(train, np.arange(1, len(train), 3)), held_out, classifier), "kid")
+        run(ScoredSets(taken(train, np.arange(1, len(train), 3)), held_out, classifier), "kid")
     )
     assert third["kid"].value != pytest.approx(one["kid"].value, rel=1e-3)
 
 
 def test_the_same_contest_gives_the_same_results_to_the_bit(itself, parts, classifier):
     held_out, train = parts
-    contest = Contest(held_out, held_out, classifier, other=train, allow_few=True)
+    contest = ScoredSets(held_out, held_out, classifier, other=train, allow_few=True)
     again = run(replace(contest, classes=dict.fromkeys(classifier.labels)))
     assert again.scores == itself.scores
     assert again.left_out == itself.left_out
@@ -159,7 +159,8 @@ def test_the_same_contest_gives_the_same_results_to_the_bit(itself, parts, class
 def test_a_seed_moves_what_is_drawn_and_not_the_distance(parts, classifier):
     held_out, train = parts
     one, other = (
-        named(run(Contest(train, held_out, classifier, other=train, seed=seed))) for seed in (0, 1)
+        named(run(ScoredSets(train, held_out, classifier, other=train, seed=seed)))
+        for seed in (0, 1)
     )
     assert one["kid"].value == other["kid"].value
     assert one["density"].value != other["density"].value
@@ -194,7 +195,7 @@ def test_every_score_says_what_it_takes_to_compute_it_again(itself, worthless, c
 
 def test_counts_are_those_of_the_pictures_that_were_compared(parts, classifier):
     held_out, train = parts
-    found = named(run(Contest(train, held_out, classifier, other=train, allow_few=True)))
+    found = named(run(ScoredSets(train, held_out, classifier, other=train, allow_few=True)))
     for name in ("kid", "fd", "label-tvd", "agreement"):
         assert (found[name].generated, found[name].reference) == (len(train), len(held_out))
     # These depend on the numbers, so they take as many of both.
@@ -207,7 +208,7 @@ def test_numbers_of_two_spaces_bear_different_names(parts, classifier):
     held_out, train = parts
     spaces = (classifier, random_space(8, 1))
     names = [
-        {score.full_name for score in run(Contest(train, held_out, space), "kid", "prdc").scores}
+        {score.full_name for score in run(ScoredSets(train, held_out, space), "kid", "prdc").scores}
         for space in spaces
     ]
     assert not names[0] & names[1]
@@ -220,7 +221,7 @@ def test_numbers_of_two_spaces_bear_different_names(parts, classifier):
 def test_numbers_in_the_classifier_of_lipizzaner_bear_its_name():
     space = replace(random_space(8, 1), kind="mnist-logits")
     few = as_set(noise(20))
-    found = named(run(Contest(few, few, space, allow_few=True), "fd", "kid"))
+    found = named(run(ScoredSets(few, few, space, allow_few=True), "fd", "kid"))
     assert set(found) == {"fid-mnist-logits", "kid"}
     assert found["kid"].full_name == f"kid@{space.name}"
 
@@ -231,7 +232,7 @@ def test_numbers_in_the_classifier_of_lipizzaner_bear_its_name():
 def test_the_floor_is_what_real_pictures_get(parts, classifier):
     held_out, train = parts
     found = named(
-        run(Contest(as_set(noise(1000)), held_out, classifier, other=train), "kid", "prdc")
+        run(ScoredSets(as_set(noise(1000)), held_out, classifier, other=train), "kid", "prdc")
     )
     # More were generated than there are training pictures: all of them make the floor.
     real, reference = classifier.features(train.pictures), classifier.features(held_out.pictures)
@@ -243,8 +244,10 @@ def test_the_floor_is_what_real_pictures_get(parts, classifier):
 
 def test_the_floor_is_of_as_many_real_pictures_as_were_generated(parts, classifier):
     held_out, train = parts
-    wide = named(run(Contest(as_set(noise(10)), held_out, classifier, other=train), "kid"))["kid"]
-    narrow = named(run(Contest(as_set(noise(400)), held_out, classifier, other=train), "kid"))[
+    wide = named(run(ScoredSets(as_set(noise(10)), held_out, classifier, other=train), "kid"))[
+        "kid"
+    ]
+    narrow = named(run(ScoredSets(as_set(noise(400)), held_out, classifier, other=train), "kid"))[
         "kid"
     ]
     assert wide.floor.high - wide.floor.low > 2 * (narrow.floor.high - narrow.floor.low)
@@ -259,7 +262,7 @@ def test_scores_that_depend_on_the_number_have_no_floor_of_fewer_pictures(parts,
         for rows in (slice(half), slice(half, None))
     )
     few = replace(rest, pictures=rest.pictures[:60], labels=rest.labels[:60])
-    contest = Contest(as_set(noise(half)), some, classifier, other=few, allow_few=True)
+    contest = ScoredSets(as_set(noise(half)), some, classifier, other=few, allow_few=True)
     found = named(run(contest, "kid", "fd", "prdc"))
     assert found["kid"].floor is not None
     assert {found[name].floor for name in ("fd", "precision", "coverage")} == {None}
@@ -269,7 +272,7 @@ def test_scores_that_depend_on_the_number_have_no_floor_of_fewer_pictures(parts,
 
 def test_without_another_split_there_is_no_floor(parts, classifier):
     held_out, train = parts
-    found = run(Contest(train, held_out, classifier))
+    found = run(ScoredSets(train, held_out, classifier))
     assert {score.floor for score in found.scores} == {None}
     assert found.left_out["nearest"] == "needs data with training and held-out pictures"
 
@@ -279,7 +282,7 @@ def test_without_another_split_there_is_no_floor(parts, classifier):
 
 def test_a_frechet_distance_of_few_pictures_is_left_out_refused_or_marked(parts, classifier):
     held_out, train = parts
-    contest = Contest(train, held_out, classifier)
+    contest = ScoredSets(train, held_out, classifier)
     left_out = run(contest).left_out["fd"]
     assert "53 reference pictures are too few" in left_out
     with pytest.raises(
@@ -297,12 +300,12 @@ def test_a_frechet_distance_of_enough_pictures_is_not_marked():
     space = points_space()
     least = SAMPLES_PER_DIMENSION * space.dimensions
     one, other = as_set(noise(least, 1, 2)), as_set(noise(least, 1, 2, seed=1))
-    found = named(run(Contest(one, other, space)))["fd"]
+    found = named(run(ScoredSets(one, other, space)))["fd"]
     assert found.marks == ()
     features = [space.features(part.pictures) for part in (one, other)]
     assert (found.value, found.low, found.high) == tuple(vars(frechet(*features)).values())
     short = as_set(noise(least - 1, 1, 2))
-    for contest in (Contest(short, other, space), Contest(one, short, space)):
+    for contest in (ScoredSets(short, other, space), ScoredSets(one, short, space)):
         assert "fd" in run(contest).left_out
 
 
@@ -311,33 +314,33 @@ def test_a_handful_of_pictures_is_not_scored(count, parts, classifier):
     held_out, _ = parts
     few = as_set(noise(count))
     with pytest.raises(DataError, match=f"{count} generated pictures, expected"):
-        run(Contest(few, held_out, classifier))
+        run(ScoredSets(few, held_out, classifier))
     with pytest.raises(DataError, match=rf"{count} .*pictures.*at least {FEWEST}"):
-        run(Contest(held_out, few, classifier))
-    assert run(Contest(as_set(noise(FEWEST)), as_set(noise(FEWEST)), random_space(8, 1))).scores
+        run(ScoredSets(held_out, few, classifier))
+    assert run(ScoredSets(as_set(noise(FEWEST)), as_set(noise(FEWEST)), random_space(8, 1))).scores
 
 
 def test_pictures_without_labels_have_no_label_scores(parts, classifier):
     held_out, train = parts
     unlabelled = replace(held_out, labels=None)
     for contest in (
-        Contest(train, unlabelled, classifier),
-        Contest(train, held_out, random_space(8, 1)),
-        Contest(train, replace(held_out, labels=("x",) * len(held_out)), classifier),
+        ScoredSets(train, unlabelled, classifier),
+        ScoredSets(train, held_out, random_space(8, 1)),
+        ScoredSets(train, replace(held_out, labels=("x",) * len(held_out)), classifier),
     ):
         assert "labels" in run(contest).left_out
         with pytest.raises(ConfigError, match="--metrics labels: "):
             run(contest, "labels")
     # The subject's own labels are needed for the agreement only.
-    scores = named(run(Contest(replace(train, labels=None), held_out, classifier), "labels"))
+    scores = named(run(ScoredSets(replace(train, labels=None), held_out, classifier), "labels"))
     assert set(scores) == {"label-entropy", "label-tvd", "label-modes"}
 
 
 def test_modes_are_asked_of_toys_only(parts, classifier):
     held_out, train = parts
-    assert "modes" not in run(Contest(train, held_out, classifier)).left_out
+    assert "modes" not in run(ScoredSets(train, held_out, classifier)).left_out
     with pytest.raises(ConfigError, match="--metrics modes: only the toys"):
-        run(Contest(train, held_out, classifier), "modes")
+        run(ScoredSets(train, held_out, classifier), "modes")
 
 
 def test_groups_are_checked_and_taken_once():
@@ -362,7 +365,7 @@ def test_groups_are_checked_and_taken_once():
 )
 def test_a_group_asked_for_comes_alone(group, names, parts, classifier):
     held_out, train = parts
-    contest = Contest(train, held_out, classifier, other=train, allow_few=True)
+    contest = ScoredSets(train, held_out, classifier, other=train, allow_few=True)
     found = run(contest, group)
     assert set(named(found)) == names
     assert found.left_out == {}
@@ -374,9 +377,9 @@ def test_a_group_asked_for_comes_alone(group, names, parts, classifier):
 def test_a_missing_class_is_a_mode_fewer_and_a_distance_of_its_share(parts, classifier):
     held_out, train = parts
     labels = np.array(train.labels)
-    whole = named(run(Contest(train, held_out, classifier), "labels"))
+    whole = named(run(ScoredSets(train, held_out, classifier), "labels"))
     lacking = taken(train, np.flatnonzero(labels != "7"))
-    found = named(run(Contest(lacking, held_out, classifier), "labels"))
+    found = named(run(ScoredSets(lacking, held_out, classifier), "labels"))
     share = held_out.labels.count("7") / len(held_out)
     assert whole["label-modes"].value == 3
     assert found["label-modes"].value == 2
@@ -390,12 +393,12 @@ def test_agreement_is_with_the_label_a_picture_was_made_for(parts, classifier):
     held_out, train = parts
     turned = {"3": "7", "7": "8", "8": "3"}
     wrong = replace(train, labels=tuple(turned[label] for label in train.labels))
-    assert named(run(Contest(wrong, held_out, classifier), "labels"))["agreement"].value < 0.03
+    assert named(run(ScoredSets(wrong, held_out, classifier), "labels"))["agreement"].value < 0.03
 
 
 def test_classes_are_scored_by_their_own_pictures(parts, classifier):
     held_out, train = parts
-    contest = Contest(train, held_out, classifier, other=train)
+    contest = ScoredSets(train, held_out, classifier, other=train)
     found = run(replace(contest, classes=dict.fromkeys(("3", "8"))), "kid")
     assert [score.label for score in found.scores] == [None, "3", "8", None]
     assert found.scores[-1].name == "intra-class-kid"
@@ -414,7 +417,7 @@ def test_classes_are_scored_by_their_own_pictures(parts, classifier):
 def test_a_class_may_come_with_pictures_of_its_own(parts, classifier):
     held_out, train = parts
     eights = train.pictures[np.array(train.labels) == "8"]
-    contest = Contest(train, held_out, classifier, classes={"3": eights, "8": eights, "7": None})
+    contest = ScoredSets(train, held_out, classifier, classes={"3": eights, "8": eights, "7": None})
     found = run(contest, "kid")
     kids = {label: named(found, label)["kid"].value for label in ("3", "7", "8")}
     assert kids["8"] < 0.1 * kids["3"]
@@ -425,7 +428,7 @@ def test_a_class_with_too_few_pictures_is_left_out_by_name(parts, classifier):
     held_out, train = parts
     rows = np.flatnonzero(np.array(train.labels) == "7")[: FEWEST - 1]
     others = np.flatnonzero(np.array(train.labels) != "7")
-    contest = Contest(taken(train, np.append(others, rows)), held_out, classifier)
+    contest = ScoredSets(taken(train, np.append(others, rows)), held_out, classifier)
     found = run(replace(contest, classes=dict.fromkeys(classifier.labels)), "kid")
     assert [score.label for score in found.scores] == [None, "3", "8"]
     assert found.left_out == {
@@ -441,7 +444,7 @@ def test_a_class_with_too_few_pictures_is_left_out_by_name(parts, classifier):
 def test_a_toys_own_points_hit_every_mode(name, modes):
     dataset = open_dataset(DataConfig(source=name))
     held_out, train = (set_of(dataset, split) for split in (Split.HELD_OUT, Split.TRAIN))
-    contest = Contest(held_out, held_out, points_space(), other=train, toy=toy_of(name))
+    contest = ScoredSets(held_out, held_out, points_space(), other=train, toy=toy_of(name))
     found = run(contest)
     scores = named(found)
     assert scores["modes"].value == modes
@@ -468,5 +471,5 @@ def test_points_between_the_modes_are_of_low_quality():
     dataset = open_dataset(DataConfig(source="ring8"))
     held_out = set_of(dataset, Split.HELD_OUT)
     middle = as_set(np.full((100, 1, 1, 2), 128, dtype=np.uint8))
-    found = named(run(Contest(middle, held_out, points_space(), toy=toy_of("ring8")), "modes"))
+    found = named(run(ScoredSets(middle, held_out, points_space(), toy=toy_of("ring8")), "modes"))
     assert (found["modes"].value, found["high-quality"].value) == (0, 0)

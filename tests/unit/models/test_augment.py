@@ -9,7 +9,7 @@ from tests.generators import global_generators_left_alone
 from torch import Tensor
 
 from manege.config import SIZES, stream
-from manege.models import Changes, change, draw_changes
+from manege.models import AugmentParams, augment, draw_augmentation
 
 BATCH, SIDE = 6, 8
 
@@ -23,8 +23,8 @@ def _pictures(channels: int = 3, side: int = SIDE) -> Tensor:
     return x.double().contiguous(memory_format=torch.channels_last)
 
 
-def _neutral() -> Changes:
-    return Changes(
+def _neutral() -> AugmentParams:
+    return AugmentParams(
         torch.zeros(BATCH).double(),
         torch.ones(BATCH).double(),
         torch.ones(BATCH).double(),
@@ -33,11 +33,11 @@ def _neutral() -> Changes:
     )
 
 
-def _doubled(changes: Changes) -> Changes:
-    return Changes(*(one.double() if one.is_floating_point() else one for one in changes))
+def _doubled(changes: AugmentParams) -> AugmentParams:
+    return AugmentParams(*(one.double() if one.is_floating_point() else one for one in changes))
 
 
-def _by_hand(x: Tensor, changes: Changes) -> np.ndarray:
+def _by_hand(x: Tensor, changes: AugmentParams) -> np.ndarray:
     """One picture and one pixel at a time."""
     done = []
     for picture, added, saturation, contrast, moved, hole in zip(
@@ -74,7 +74,7 @@ SINGLE = {
 @pytest.mark.parametrize("kind", SINGLE)
 def test_every_single_change_is_what_is_done_by_hand(kind, channels):
     x, changes = _pictures(channels), _neutral()._replace(**SINGLE[kind])
-    found = change(x, changes)
+    found = augment(x, changes)
     np.testing.assert_allclose(found.numpy(), _by_hand(x, changes), rtol=0, atol=1e-12)
     assert found.shape == x.shape
     assert found.is_contiguous(memory_format=torch.channels_last)
@@ -86,18 +86,18 @@ def test_every_single_change_is_what_is_done_by_hand(kind, channels):
 def test_all_changes_together_are_what_is_done_by_hand_in_this_order(side):
     x = _pictures(3, side)
     for seed in range(4):
-        changes = _doubled(draw_changes(_rng(seed), BATCH, side, 0.8))
+        changes = _doubled(draw_augmentation(_rng(seed), BATCH, side, 0.8))
         np.testing.assert_allclose(
-            change(x, changes).numpy(), _by_hand(x, changes), rtol=0, atol=1e-12
+            augment(x, changes).numpy(), _by_hand(x, changes), rtol=0, atol=1e-12
         )
 
 
 def test_each_picture_has_its_own_change():
     x = _pictures()
-    changes = _doubled(draw_changes(_rng(), BATCH, SIDE, 0.8))
-    together = change(x, changes)
+    changes = _doubled(draw_augmentation(_rng(), BATCH, SIDE, 0.8))
+    together = augment(x, changes)
     for row in range(BATCH):
-        alone = change(x[row : row + 1], Changes(*(one[row : row + 1] for one in changes)))
+        alone = augment(x[row : row + 1], AugmentParams(*(one[row : row + 1] for one in changes)))
         torch.testing.assert_close(alone[0], together[row], rtol=0, atol=1e-12)
 
 
@@ -106,27 +106,27 @@ def test_each_picture_has_its_own_change():
 def test_a_chance_of_zero_leaves_pictures_as_they_are_to_the_bit(channels, dtype):
     x = _pictures(channels).to(dtype)
     x[0, 0, 0, :4] = torch.tensor([1.0, -1.0, 0.1, 1e-30], dtype=dtype)
-    drawn = draw_changes(_rng(), BATCH, SIDE, 0.0)
+    drawn = draw_augmentation(_rng(), BATCH, SIDE, 0.0)
     changes = drawn if dtype == torch.float32 else _doubled(drawn)
-    assert torch.equal(change(x, changes), x)
+    assert torch.equal(augment(x, changes), x)
     for one, neutral in zip(_doubled(drawn), _neutral(), strict=True):
         assert torch.equal(one, neutral)
 
 
 def test_changes_can_be_differentiated_twice():
-    changes = _doubled(draw_changes(_rng(3), BATCH, SIDE, 0.9))
-    two = Changes(*(one[:2] for one in changes))
+    changes = _doubled(draw_augmentation(_rng(3), BATCH, SIDE, 0.9))
+    two = AugmentParams(*(one[:2] for one in changes))
     x = _pictures(2)[:2].clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: change(x, two), x)
-    assert torch.autograd.gradgradcheck(lambda x: change(x, two).square(), x)
-    (slope,) = torch.autograd.grad(change(x, two).sum(), x)
+    assert torch.autograd.gradcheck(lambda x: augment(x, two), x)
+    assert torch.autograd.gradgradcheck(lambda x: augment(x, two).square(), x)
+    (slope,) = torch.autograd.grad(augment(x, two).sum(), x)
     assert slope.abs().max() > 0
 
 
 def test_draws_are_a_function_of_the_stream_alone():
     with global_generators_left_alone():
-        first, second = (draw_changes(_rng(), 50, SIDE, 0.5) for _ in range(2))
-        other = draw_changes(_rng(1), 50, SIDE, 0.5)
+        first, second = (draw_augmentation(_rng(), 50, SIDE, 0.5) for _ in range(2))
+        other = draw_augmentation(_rng(1), 50, SIDE, 0.5)
     for one, same, differing in zip(first, second, other, strict=True):
         assert torch.equal(one, same)
         assert not torch.equal(one, differing)
@@ -135,7 +135,7 @@ def test_draws_are_a_function_of_the_stream_alone():
 MANY, WIDE = 20_000, 32
 
 
-def _happened(drawn: Changes) -> np.ndarray:
+def _happened(drawn: AugmentParams) -> np.ndarray:
     """5×MANY: which kinds are to be seen."""
     return np.stack(
         [
@@ -150,7 +150,7 @@ def _happened(drawn: Changes) -> np.ndarray:
 
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.8, 1.0])
 def test_each_kind_happens_to_each_picture_with_the_chance_by_itself(chance):
-    seen = _happened(draw_changes(_rng(), MANY, WIDE, chance))
+    seen = _happened(draw_augmentation(_rng(), MANY, WIDE, chance))
     by_nothing = 1 - 1 / 9**2  # A move of 0 by 0 is not to be seen; four pixels at most.
     wanted = np.array([chance, chance, chance, chance * by_nothing, chance])
     error = 4 * np.sqrt(wanted * (1 - wanted) / MANY) + 1e-9
@@ -161,7 +161,7 @@ def test_each_kind_happens_to_each_picture_with_the_chance_by_itself(chance):
 
 
 def test_changes_are_spread_over_their_whole_range():
-    drawn = draw_changes(_rng(), MANY, WIDE, 1.0)
+    drawn = draw_augmentation(_rng(), MANY, WIDE, 1.0)
     for found, low, high in (
         (drawn.brightness_B, -0.5, 0.5),
         (drawn.saturation_B, 0, 2),
@@ -180,7 +180,7 @@ def test_changes_are_spread_over_their_whole_range():
 
 @pytest.mark.parametrize("side", SIZES)
 def test_changes_are_drawn_for_every_size(side):
-    drawn = draw_changes(_rng(), 4, side, 1.0)
+    drawn = draw_augmentation(_rng(), 4, side, 1.0)
     assert drawn.moved_B2.abs().max() <= side // 8 + 1
     x = torch.zeros(4, 1, side, side)
-    assert change(x, drawn).shape == x.shape
+    assert augment(x, drawn).shape == x.shape

@@ -25,7 +25,7 @@ from manege.models import (
     clippable,
     gradient_penalty,
     initialise,
-    sharpen_,
+    power_iteration_,
     squared_gradients,
 )
 from manege.models.layers import SpectralLayer
@@ -236,7 +236,7 @@ def test_every_layer_of_a_spectral_discriminator_comes_to_norm_one(spec):
     # `initialise` has sharpened them on fresh weights; from there it is a short way.
     assert all(1 - 1e-9 <= value < 1.2 for value in fresh.values()), fresh
     for _ in range(400):
-        sharpen_(network)
+        power_iteration_(network)
     for name, value in _singular_values(network).items():
         assert value == pytest.approx(1, abs=1e-6), name
 
@@ -260,7 +260,7 @@ def test_sharpening_changes_the_vectors_of_the_record_and_nothing_else(spec):
         with torch.no_grad():
             network(x, factors, labels)
     assert torch.equal(record, individual.record)
-    sharpen_(network)
+    power_iteration_(network)
     assert torch.equal(weights, individual.weights)
     for name, buffer in network.named_buffers():
         if len(buffer) > 1:
@@ -276,7 +276,7 @@ def test_the_vectors_survive_in_bytes():
         rng = stream(seed, cell="x", purpose="init")
         pairs.append(new_pair(FREE, PictureShape(8, 1), training, CPU, rng, rng))
     one, other = (pair.discriminator for pair in pairs)
-    sharpen_(one.network)
+    power_iteration_(one.network)
     other.load(one.to_numpy().copy())
     for name, buffer in other.network.named_buffers():
         assert name.endswith(".u")
@@ -288,5 +288,5 @@ def test_sharpening_does_nothing_where_nothing_is_spectral():
     individual = _individual(RESNET)
     before = individual.record.clone()
     assert not list(individual.network.buffers())
-    sharpen_(individual.network)
+    power_iteration_(individual.network)
     assert torch.equal(before, individual.record)

@@ -206,7 +206,7 @@ def test_the_largest_singular_value_of_a_sharpened_layer_is_one(name):
     before = np.linalg.svd(layer.bounded_weight().detach().flatten(1).numpy(), compute_uv=False)
     assert before[0] > 1 - 1e-9  # u tells at most the norm.
     for _ in range(1000):
-        layer.sharpen_()
+        layer.power_iteration_()
     values = np.linalg.svd(layer.bounded_weight().detach().flatten(1).numpy(), compute_uv=False)
     assert values[0] == pytest.approx(1, abs=1e-9)
     # And it is the weight still, but for its length.
@@ -222,7 +222,7 @@ def test_sharpening_is_one_power_iteration_and_changes_nothing_but_u(name):
     layer = _spectral(name)
     weight, matrix, u = layer.weight.detach().clone(), layer.weight.flatten(1).detach(), layer.u
     before, place = u.clone(), u.data_ptr()
-    layer.sharpen_()
+    layer.power_iteration_()
     v = matrix.T @ before
     wanted = matrix @ v
     torch.testing.assert_close(layer.u, wanted / wanted.norm(), rtol=0, atol=1e-12)
@@ -274,7 +274,7 @@ def test_a_layer_that_is_not_spectral_has_no_vector_and_is_not_sharpened():
         before = {key: value.clone() for key, value in layer.state_dict().items()}
         assert "u" not in before
         assert layer.bounded_weight() is layer.weight
-        layer.sharpen_()
+        layer.power_iteration_()
         assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from manege.config import Loss
-from manege.models import compares, discriminator_loss, generator_loss
+from manege.models import discriminator_loss, generator_loss, needs_real
 
 REAL = torch.tensor([1.5, -0.3, 0.2, -4.0], dtype=torch.float64)
 FAKE = torch.tensor([-0.7, 2.1, 0.0, -1.5], dtype=torch.float64)
@@ -127,4 +127,4 @@ def test_minimax_and_wasserstein_are_zero_sum_games_and_relativistic_is_fair():
 def test_only_a_relativistic_generator_looks_at_the_real_pictures():
     for loss in Loss:
         moved = generator_loss(loss, FAKE, REAL + 1) != generator_loss(loss, FAKE, REAL)
-        assert bool(moved) == compares(loss) == (loss is Loss.RELATIVISTIC)
+        assert bool(moved) == needs_real(loss) == (loss is Loss.RELATIVISTIC)

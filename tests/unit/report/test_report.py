@@ -18,7 +18,7 @@ from tests.synthetic_run import evaluation, grid_events, make_run, measured, per
 from manege.errors import CheckpointError, ConfigError
 from manege.pictures import grid, save_png
 from manege.report import comparing, single, writing
-from manege.report.run import Run, read_run, stability_rows
+from manege.report.run import RunRecord, read_run, stability_rows
 
 CLASSES = ["a", "b", "c"]
 
@@ -374,7 +374,7 @@ def test_collapse_and_cycling_that_were_told_otherwise_share_no_row(stable, othe
     assert "Collapse and cycling" in page.html()
 
 
-def stability_run(path: Path, settings: dict[str, Any] | None = None, **more: int) -> Run:
+def stability_run(path: Path, settings: dict[str, Any] | None = None, **more: int) -> RunRecord:
     """A run that told collapse and cycling under these settings, read."""
     events = measured(per_class_events(CLASSES, 10), **more)
     make_run(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from manege.runtime.mirrors import Mirrors, Shown
-from manege.runtime.slots import Slot, lengths_of
+from manege.runtime.slots import CentreSlot, lengths_of
 
 SIZE = 3
 OWNER, READER = 1, 2
@@ -32,7 +32,7 @@ class Rank:
         self.limit = 0
         self.told: list[tuple[int, str, Any]] = []
         """Trainer, kind of message, and the round or what the file holds."""
-        self.seen: dict[tuple[int, str], Slot] = {}
+        self.seen: dict[tuple[int, str], CentreSlot] = {}
         self.shown = Shown(self, rank, SIZE)
         self.mirrors = Mirrors(self, SIZE, self._give)
 
@@ -67,7 +67,7 @@ class Rank:
         key = host, str(message["cell"])
         if files:
             self.look_away(*key)
-            self.seen[key] = Slot.attach(files[0], lengths_of(centre(0)))
+            self.seen[key] = CentreSlot.attach(files[0], lengths_of(centre(0)))
         self.told.append((host, message["is"], message.get("round")))
 
     def look_away(self, host: int, cell: str) -> None:
@@ -82,7 +82,7 @@ class Cell:
     """A cell of the owner's trainer 1, standing at a round."""
 
     def __init__(self, owner: Rank, round_: int = 0) -> None:
-        self.slot = Slot.create(lengths_of(centre(0)))
+        self.slot = CentreSlot.create(lengths_of(centre(0)))
         self.owner, self.round_ = owner, round_
         for one in range(max(0, round_ - 1), round_ + 1):
             self.slot.write(one, centre(one))

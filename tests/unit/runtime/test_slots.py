@@ -17,7 +17,7 @@ import pytest
 from manege.errors import MachineError
 from manege.runtime import slots
 from manege.runtime.channel import Channel
-from manege.runtime.slots import Slot, lengths_of, payload_bytes, split, stated_lengths
+from manege.runtime.slots import CentreSlot, lengths_of, payload_bytes, split, stated_lengths
 
 LENGTHS = (("float32", 1000), ("float32", 333), ("float64", 7))
 
@@ -35,15 +35,15 @@ def _nothing_is_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture
-def slot() -> Iterator[Slot]:
-    made = Slot.create(LENGTHS)
+def slot() -> Iterator[CentreSlot]:
+    made = CentreSlot.create(LENGTHS)
     yield made
     made.close()
 
 
 @pytest.fixture
-def reader(slot: Slot) -> Iterator[Slot]:
-    made = Slot.attach(slot.fileno(), LENGTHS)
+def reader(slot: CentreSlot) -> Iterator[CentreSlot]:
+    made = CentreSlot.attach(slot.fileno(), LENGTHS)
     yield made
     made.close()
 
@@ -122,7 +122,7 @@ def test_copies_are_copies(slot, reader):
     assert_same(copies, 0)
 
 
-def words(slot: Slot, round_: int) -> tuple[np.ndarray, np.ndarray]:
+def words(slot: CentreSlot, round_: int) -> tuple[np.ndarray, np.ndarray]:
     place = slot._places[round_ % 2]
     return place.before, place.after
 
@@ -182,16 +182,16 @@ def test_words_that_do_not_agree_tell_of_a_torn_round(slot, reader, which, value
 
 def test_a_copy_that_was_overwritten_meanwhile_is_taken_again(slot, reader, monkeypatch):
     slot.write(0, arrays(0))
-    check, came_by = Slot.check, []
+    check, came_by = CentreSlot.check, []
 
-    def check_late(self: Slot, round_: int) -> bool:
+    def check_late(self: CentreSlot, round_: int) -> bool:
         if self is reader and not came_by:
             came_by.append(round_)
             slot.write(1, arrays(10))
             slot.write(2, arrays(20))
         return check(self, round_)
 
-    monkeypatch.setattr(Slot, "check", check_late)
+    monkeypatch.setattr(CentreSlot, "check", check_late)
     newest, copies = reader.read_newest()
     assert came_by == [0]
     assert newest == 2
@@ -271,7 +271,7 @@ def test_no_copy_is_torn_while_another_process_writes_as_fast_as_it_can():
         other.close()
         assert one.wait(60)
         [(_, (file,))] = one.receive()
-        slot = Slot.attach(file, lengths)
+        slot = CentreSlot.attach(file, lengths)
         os.close(file)
         while slot.newest() is None:
             assert process.poll() is None
@@ -299,12 +299,12 @@ def test_a_slot_for_other_arrays_is_refused(slot):
         (),
     ):
         with pytest.raises(ValueError, match=r"a slot for .*'<f4', 1000.*; expected"):
-            Slot.attach(slot.fileno(), lengths)
+            CentreSlot.attach(slot.fileno(), lengths)
 
 
 def forged(change: bytes, at: int, *, cut: int = 0, seals: int = slots._SEALS) -> int:
     """A slot's file with something wrong."""
-    good = Slot.create(LENGTHS)
+    good = CentreSlot.create(LENGTHS)
     data = bytearray(os.pread(good.fileno(), 1 << 20, 0))
     good.close()
     data[at : at + len(change)] = change
@@ -329,7 +329,7 @@ def forged(change: bytes, at: int, *, cut: int = 0, seals: int = slots._SEALS) -
 def test_a_file_that_is_no_slot_is_refused(words, change, at, cut):
     file = forged(change, at, cut=cut)
     with pytest.raises(ValueError, match=words):
-        Slot.attach(file, LENGTHS)
+        CentreSlot.attach(file, LENGTHS)
     os.close(file)
 
 
@@ -337,16 +337,16 @@ def test_a_file_that_could_shrink_under_its_readers_is_refused(tmp_path):
     for seals in (0, fcntl.F_SEAL_GROW):
         file = forged(b"", 0, seals=seals)
         with pytest.raises(ValueError, match="not sealed"):
-            Slot.attach(file, LENGTHS)
+            CentreSlot.attach(file, LENGTHS)
         os.close(file)
     file = forged(b"", 0)
     with pytest.raises(PermissionError):
         os.ftruncate(file, 10)
-    Slot.attach(file, LENGTHS).close()
+    CentreSlot.attach(file, LENGTHS).close()
     (tmp_path / "x").write_bytes(os.pread(file, 1 << 20, 0))
     os.close(file)
     with (tmp_path / "x").open("rb") as plain, pytest.raises(ValueError, match="not sealed"):
-        Slot.attach(plain.fileno(), LENGTHS)
+        CentreSlot.attach(plain.fileno(), LENGTHS)
 
 
 def test_what_is_no_file_is_refused(tmp_path):
@@ -355,7 +355,7 @@ def test_what_is_no_file_is_refused(tmp_path):
     null = os.open("/dev/null", os.O_RDONLY)
     for file in (*ends, folder, null):
         with pytest.raises(ValueError, match="not a slot"):
-            Slot.attach(file, LENGTHS)
+            CentreSlot.attach(file, LENGTHS)
         os.close(file)
 
 
@@ -381,12 +381,12 @@ def test_what_does_not_fit_is_not_written(slot, reader):
         reader.fileno()
     for lengths in ((("object", 1),), (("float32", -1),), (("float32", 1),) * 65):
         with pytest.raises(ValueError, match="in a slot"):
-            Slot.create(lengths)
+            CentreSlot.create(lengths)
 
 
 def test_arrays_that_are_not_contiguous_or_are_empty_can_be_written():
     given = [np.arange(20, dtype=np.float32)[::2], np.zeros(0, dtype=np.float64)]
-    slot = Slot.create(lengths_of(given))
+    slot = CentreSlot.create(lengths_of(given))
     slot.write(3, given)
     first, second = slot.read(3)
     assert first.tolist() == list(range(0, 20, 2))
@@ -397,8 +397,8 @@ def test_arrays_that_are_not_contiguous_or_are_empty_can_be_written():
 
 def test_a_closed_slot_leaves_nothing_and_says_that_it_is_closed():
     before = mapped()
-    slot = Slot.create(LENGTHS)
-    reader = Slot.attach(slot.fileno(), LENGTHS)
+    slot = CentreSlot.create(LENGTHS)
+    reader = CentreSlot.attach(slot.fileno(), LENGTHS)
     assert mapped() == before + 2
     for one in (slot, reader):
         one.close()
@@ -415,9 +415,9 @@ def test_a_closed_slot_leaves_nothing_and_says_that_it_is_closed():
 
 def test_views_outlive_the_slot_and_take_the_memory_with_them():
     before = mapped()
-    slot = Slot.create(LENGTHS)
+    slot = CentreSlot.create(LENGTHS)
     slot.write(0, arrays(3))
-    reader = Slot.attach(slot.fileno(), LENGTHS)
+    reader = CentreSlot.attach(slot.fileno(), LENGTHS)
     views = reader.read(0)
     slot.close()
     reader.close()
@@ -427,9 +427,9 @@ def test_views_outlive_the_slot_and_take_the_memory_with_them():
 
 
 def test_a_reader_keeps_the_memory_when_the_writer_has_closed():
-    slot = Slot.create(LENGTHS)
+    slot = CentreSlot.create(LENGTHS)
     slot.write(0, arrays(3))
-    reader = Slot.attach(slot.fileno(), LENGTHS)
+    reader = CentreSlot.attach(slot.fileno(), LENGTHS)
     slot.close()
     assert_same(reader.read(0), 3)
     reader.close()
@@ -444,7 +444,7 @@ def test_memory_that_the_machine_refuses_is_said_in_one_line():
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(MachineError, match="11200 bytes of shared memory: File too large; "):
-            Slot.create(LENGTHS)
+            CentreSlot.create(LENGTHS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from manege.config.schema import Method
+from manege.config.schema import MethodName
 from manege.errors import CheckpointError, ConfigError
-from manege.scaling import Measured, Settings, plan_of, results_of
+from manege.scaling import MeasuredRun, Settings, plan_of, results_of
 from manege.scaling.plan import worker_counts
 from manege.scaling.reading import times_of
-from manege.scaling.tables import Spread, ratio, spread
+from manege.scaling.tables import MeanAndDeviation, ratio, spread
 from manege.scaling.usage import family, parse_busy, parse_pss, parse_ticks
 from manege.scaling.writing import markdown, plot
 
@@ -35,7 +35,7 @@ def settings(**changes: Any) -> Settings:
     return Settings(**given | changes)
 
 
-def measured(kind: str, shape: str, workers: int, span_s: float, **changes: Any) -> Measured:
+def measured(kind: str, shape: str, workers: int, span_s: float, **changes: Any) -> MeasuredRun:
     given = {
         "name": f"{kind}-{shape}-{workers}",
         "kind": kind,
@@ -56,20 +56,20 @@ def measured(kind: str, shape: str, workers: int, span_s: float, **changes: Any)
         "moves": 0,
         "centre": None,
     }
-    return Measured(**given | changes)
+    return MeasuredRun(**given | changes)
 
 
 def test_the_deviation_is_that_of_a_sample_and_one_value_has_none():
-    assert spread([2.0, 4.0]) == Spread(3.0, pytest.approx(2**0.5))
-    assert spread([2.0]) == Spread(2.0, None)
+    assert spread([2.0, 4.0]) == MeanAndDeviation(3.0, pytest.approx(2**0.5))
+    assert spread([2.0]) == MeanAndDeviation(2.0, None)
     assert spread([2.0]).told() == "2.00"
     assert spread([2.0, 4.0]).told() == "3.00 ± 1.41"
 
 
 def test_a_ratio_has_the_deviations_of_both():
-    found = ratio(Spread(10.0, 1.0), Spread(5.0, 0.5))
+    found = ratio(MeanAndDeviation(10.0, 1.0), MeanAndDeviation(5.0, 0.5))
     assert found == (2.0, pytest.approx(2 * (0.1**2 + 0.1**2) ** 0.5))
-    assert ratio(Spread(10.0, None), Spread(5.0, 0.5)) == (2.0, None)
+    assert ratio(MeanAndDeviation(10.0, None), MeanAndDeviation(5.0, 0.5)) == (2.0, None)
 
 
 def test_speed_up_and_efficiency_come_from_means():
@@ -121,7 +121,7 @@ def test_classes_have_equally_many_pictures_and_a_worker_each(tmp_path, monkeypa
     monkeypatch.setenv("MANEGE_CACHE", str(tmp_path))
     asked = settings(method="per-class", grids=(), sets=("data.classes=[3, 7, 8]",))
     _, *units = plan_of(asked)
-    assert {unit.config.method for unit in units} == {Method.PER_CLASS}
+    assert {unit.config.method for unit in units} == {MethodName.PER_CLASS}
     assert {len(unit.config.data.classes or ()) for unit in units[:2]} == {1, 2}
     assert [unit.shape for unit in units[:4]] == ["1 class", "2 classes", "3 classes", "3 classes"]
     (limit,) = {unit.config.data.limit_per_class for unit in units}

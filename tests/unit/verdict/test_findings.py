@@ -10,10 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from manege.metrics.copies import Bound
+from manege.metrics.copies import CopyBound
 from manege.rundir import RunDir
-from manege.verdict.arms import Arm, Pool, pool_of
-from manege.verdict.case import Case
+from manege.verdict.arms import Arm, PicturePool, pool_of
+from manege.verdict.case import TrialData
 from manege.verdict.copying import ClassCopies, Copies
 from manege.verdict.findings import counts_of, findings_of, reversed_of, targets_of
 
@@ -25,9 +25,9 @@ def blank(count: int) -> np.ndarray:
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Case:
+def case(tmp_path: Path) -> TrialData:
     """Balanced data of two classes, and a model that is told what to draw."""
-    return Case(
+    return TrialData(
         rundir=cast(RunDir, None),
         model=cast(Any, SimpleNamespace(unlabelled=False)),
         labels=LABELS,
@@ -42,7 +42,7 @@ def case(tmp_path: Path) -> Case:
 
 
 @pytest.fixture
-def pool(case: Case) -> Pool:
+def pool(case: TrialData) -> PicturePool:
     return pool_of(case.train, [blank(40), blank(40)])
 
 
@@ -53,7 +53,7 @@ def wrong(targets: np.ndarray, *places: slice) -> np.ndarray:
     return answers
 
 
-def found(case: Case, pool: Pool) -> dict[str, Any]:
+def found(case: TrialData, pool: PicturePool) -> dict[str, Any]:
     test, calibration = targets_of(case.test), targets_of(case.calibration)
     _, drawn = reversed_of(case, pool)
     # Of the dogs arm f takes four in ten for cats, of the cats none.
@@ -66,12 +66,12 @@ def found(case: Case, pool: Pool) -> dict[str, Any]:
     }
     assert {part: len(one) for part, one in real.items()} == counts_of(case, Arm.REAL)
     answers = {Arm.REAL: [real, real], Arm.SYNTHETIC: [told, told]}
-    near = ClassCopies(40, 2, Bound(0.1, 300, left_out=False))
+    near = ClassCopies(40, 2, CopyBound(0.1, 300, left_out=False))
     return findings_of(case, pool, answers, Copies(dict.fromkeys(LABELS, near), ()))
 
 
 def test_the_score_counts_pictures_and_its_reverse_counts_classes_alike(
-    case: Case, pool: Pool
+    case: TrialData, pool: PicturePool
 ) -> None:
     cas = found(case, pool)["cas"]
     assert cas["synthetic_to_real"]["value"] == pytest.approx(36 / 40)
@@ -80,7 +80,7 @@ def test_the_score_counts_pictures_and_its_reverse_counts_classes_alike(
         assert one["low"] < one["value"] < one["high"]
 
 
-def test_a_model_without_labels_has_no_reverse(case: Case, pool: Pool) -> None:
+def test_a_model_without_labels_has_no_reverse(case: TrialData, pool: PicturePool) -> None:
     """A classifier named its pictures; that another one agrees says nothing of them."""
     unlabelled = replace(case, model=cast(Any, SimpleNamespace(unlabelled=True)))
     cas = found(unlabelled, pool)["cas"]

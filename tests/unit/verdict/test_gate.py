@@ -12,10 +12,10 @@ from tests.tiny import TINY
 
 import manege
 from manege.errors import DataError, MachineError
-from manege.verdict.case import Case, Options, open_case
+from manege.verdict.case import TrialData, VerdictOptions, open_case
 from manege.verdict.copying import copies_of
-from manege.verdict.gate import Gate, Looker, bounds_of, draw, gate_of, train_looker
-from manege.verdict.look import Look, Work
+from manege.verdict.gate import Gate, LabelClassifier, bounds_of, draw, gate_of, train_looker
+from manege.verdict.look import TrainingProgress, VerdictObserver
 
 LABELS = ("0", "1", "4")
 pytestmark = pytest.mark.usefixtures("score_cache")
@@ -32,24 +32,24 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def case(trained: Path) -> Case:
-    return open_case(trained, Options())
+def case(trained: Path) -> TrialData:
+    return open_case(trained, VerdictOptions())
 
 
 @pytest.fixture(scope="module")
-def looker(case: Case) -> Looker:
-    return train_looker(case, Work(Look(), 1, 120))
+def looker(case: TrialData) -> LabelClassifier:
+    return train_looker(case, TrainingProgress(VerdictObserver(), 1, 120))
 
 
 @pytest.fixture(scope="module")
-def gate(case: Case, looker: Looker) -> Gate:
+def gate(case: TrialData, looker: LabelClassifier) -> Gate:
     return gate_of(case, looker, bounds_of(case))
 
 
 # The case.
 
 
-def test_nobody_else_sees_the_test_pictures(case: Case) -> None:
+def test_nobody_else_sees_the_test_pictures(case: TrialData) -> None:
     parts = {"train": case.train, "calibration": case.calibration, "test": case.test}
     seen = {
         name: {picture.tobytes() for part in pictures for picture in part}
@@ -72,20 +72,20 @@ def test_a_held_out_picture_that_training_has_is_no_test(tmp_path: Path) -> None
             Image.fromarray(made).save(tmp_path / "animals" / label / f"{number}.png")
     tiny = {name: value for name, value in TINY.items() if not name.startswith("data")}
     run = manege.train(str(tmp_path / "animals"), out=tmp_path / "run", **tiny).path
-    found = open_case(run, Options())
+    found = open_case(run, VerdictOptions())
     assert found.duplicates > 0
     seen = {one.tobytes() for part in (*found.train, *found.calibration) for one in part}
     assert not seen & {one.tobytes() for part in found.test for one in part}
 
 
-def test_digits_are_not_mirrored(case: Case) -> None:
+def test_digits_are_not_mirrored(case: TrialData) -> None:
     assert case.mirrored is False
 
 
 # The gate.
 
 
-def test_real_pictures_pass(case: Case, gate: Gate) -> None:
+def test_real_pictures_pass(case: TrialData, gate: Gate) -> None:
     passed = [
         gate.reasons(label, pictures) == ""
         for label, pictures in zip(LABELS, case.test, strict=True)
@@ -96,14 +96,14 @@ def test_real_pictures_pass(case: Case, gate: Gate) -> None:
     assert min(own.mean() for own in passed) >= 0.5
 
 
-def test_copies_and_pictures_of_other_classes_do_not(case: Case, gate: Gate) -> None:
+def test_copies_and_pictures_of_other_classes_do_not(case: TrialData, gate: Gate) -> None:
     copies = gate.reasons("0", case.train[0])
     assert (copies == "near-copy").all()
     others = gate.reasons("0", np.concatenate([case.test[1], case.test[2]]))
     assert (others == "implausible").mean() > 0.9
 
 
-def test_noise_that_a_classifier_takes_for_a_class_is_left_out(case: Case, gate: Gate) -> None:
+def test_noise_that_a_classifier_takes_for_a_class_is_left_out(case: TrialData, gate: Gate) -> None:
     """A classifier of three digits sees one of them in anything at all."""
     shape = (200, *case.train[0].shape[1:])
     made = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
@@ -116,7 +116,7 @@ def test_noise_that_a_classifier_takes_for_a_class_is_left_out(case: Case, gate:
 
 
 def test_without_lite0_the_gate_says_so(
-    case: Case, looker: Looker, monkeypatch: pytest.MonkeyPatch
+    case: TrialData, looker: LabelClassifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(file: object = None) -> None:
         raise MachineError("no weights")
@@ -130,7 +130,7 @@ def test_without_lite0_the_gate_says_so(
 
 
 def test_a_gate_that_does_not_see_the_data_is_marked(
-    case: Case, looker: Looker, gate: Gate
+    case: TrialData, looker: LabelClassifier, gate: Gate
 ) -> None:
     assert gate.sight is not None
     assert gate.sight.blind is None
@@ -156,13 +156,15 @@ def test_the_bounds_are_told(gate: Gate) -> None:
     assert 0 <= told["0"]["probability"] <= 1
 
 
-def test_no_bound_depends_on_a_test_picture(case: Case, looker: Looker, gate: Gate) -> None:
+def test_no_bound_depends_on_a_test_picture(
+    case: TrialData, looker: LabelClassifier, gate: Gate
+) -> None:
     other = replace(case, test=tuple(255 - part for part in case.test))
     assert bounds_of(other) == gate.bounds
     assert gate_of(other, looker, gate.bounds).least == gate.least
 
 
-def test_a_class_of_one_picture_over_and_over_has_no_bound(case: Case) -> None:
+def test_a_class_of_one_picture_over_and_over_has_no_bound(case: TrialData) -> None:
     same = replace(case, train=(case.train[0], case.train[1][:1].repeat(9, axis=0), case.train[2]))
     with pytest.raises(DataError, match="the 9 training pictures of class '1' are all the same"):
         bounds_of(same)
@@ -171,7 +173,7 @@ def test_a_class_of_one_picture_over_and_over_has_no_bound(case: Case) -> None:
 # Drawing through it.
 
 
-def test_the_first_that_pass_are_kept_and_the_others_counted(case: Case) -> None:
+def test_the_first_that_pass_are_kept_and_the_others_counted(case: TrialData) -> None:
     plain = draw(case.model, {"0": 30}, 5)["0"]
     assert (plain.drawn, plain.left_out, plain.indices.tolist()) == (30, {}, list(range(30)))
     every = case.model.pictures_of("0", 60, 5)
@@ -205,7 +207,7 @@ def test_the_first_that_pass_are_kept_and_the_others_counted(case: Case) -> None
     }
 
 
-def test_what_lets_nothing_through_is_given_up(case: Case) -> None:
+def test_what_lets_nothing_through_is_given_up(case: TrialData) -> None:
     def sieve(label: str, pictures: np.ndarray) -> np.ndarray:
         return np.full(len(pictures), "implausible", dtype=object)
 
@@ -217,7 +219,7 @@ def test_what_lets_nothing_through_is_given_up(case: Case) -> None:
         found["0"].require("0", 10)
 
 
-def test_drawing_can_be_stopped_while_the_gate_looks(case: Case, gate: Gate) -> None:
+def test_drawing_can_be_stopped_while_the_gate_looks(case: TrialData, gate: Gate) -> None:
     asked: list[int] = []
 
     def stop() -> str | None:
@@ -225,13 +227,13 @@ def test_drawing_can_be_stopped_while_the_gate_looks(case: Case, gate: Gate) -> 
         return "SIGINT" if len(asked) == 2 else None
 
     with pytest.raises(KeyboardInterrupt):
-        draw(case.model, {"0": 2_000}, 0, sieve=gate.sieve(Look(stop=stop)))
+        draw(case.model, {"0": 2_000}, 0, sieve=gate.sieve(VerdictObserver(stop=stop)))
 
 
 # Copies.
 
 
-def test_a_model_that_memorises_is_found_out(case: Case) -> None:
+def test_a_model_that_memorises_is_found_out(case: TrialData) -> None:
     """It draws the training pictures again, a little darker."""
     again = [(part * np.float32(0.97)).astype(np.uint8) for part in case.train]
     found = copies_of(case, bounds_of(case), dict(zip(LABELS, again, strict=True)))
@@ -245,14 +247,14 @@ def test_a_model_that_memorises_is_found_out(case: Case) -> None:
     assert np.abs(picture.astype(int) - training).max() <= 8
 
 
-def test_real_pictures_are_no_copies(case: Case) -> None:
+def test_real_pictures_are_no_copies(case: TrialData) -> None:
     held_out = [np.concatenate(both) for both in zip(case.calibration, case.test, strict=True)]
     found = copies_of(case, bounds_of(case), dict(zip(LABELS, held_out, strict=True)))
     assert not found.copying
     assert found.copied == ()
 
 
-def test_classes_that_nothing_is_drawn_of_are_not_looked_at(case: Case) -> None:
+def test_classes_that_nothing_is_drawn_of_are_not_looked_at(case: TrialData) -> None:
     none, some = case.test[0][:0], case.test[2]
     found = copies_of(case, bounds_of(case), {"0": none, "1": none, "4": some})
     assert (tuple(found.classes), found.pictures) == (("4",), len(some))

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from manege.metrics.copies import Bound
+from manege.metrics.copies import CopyBound
 from manege.metrics.estimate import Estimate
 from manege.verdict.arms import Arm
 from manege.verdict.copying import ClassCopies, Copies
 from manege.verdict.judging import (
     Finding,
-    Outcome,
-    Trial,
+    Recommendation,
+    TrialResults,
     answered,
     balanced_sentence,
     chosen_arm,
@@ -30,18 +30,18 @@ TARGETS = np.repeat([0, 1], EACH)
 
 def copies(**near: int) -> Copies:
     """Near-copies among a hundred pictures of each class, 300 real ones behind each bound."""
-    bound = Bound(0.1, 300, left_out=False)
+    bound = CopyBound(0.1, 300, left_out=False)
     return Copies({label: ClassCopies(100, near.get(label, 2), bound) for label in LABELS}, ())
 
 
-def trial(**recalls: tuple[float, float]) -> Trial:
+def trial(**recalls: tuple[float, float]) -> TrialResults:
     """Five seeds that agree; each arm gets so much of cats and of dogs right, the same first."""
     arms = {arm: recalls.get(arm.name.lower(), (0.5, 0.5)) for arm in Arm}
     right = {
         arm: np.tile(np.concatenate([np.arange(EACH) < round(one * EACH) for one in pair]), (5, 1))
         for arm, pair in arms.items()
     }
-    return Trial(right, TARGETS, LABELS)
+    return TrialResults(right, TARGETS, LABELS)
 
 
 def test_over_seeds_alone_the_interval_is_students() -> None:
@@ -123,13 +123,13 @@ def test_the_arm_put_forward_is_the_better_one_in_calibration() -> None:
     assert chosen_arm({}) is Arm.ADDED_AUGMENTED
 
 
-def judged(one: Trial, **near: int) -> tuple[Outcome, tuple[str, ...], str]:
+def judged(one: TrialResults, **near: int) -> tuple[Recommendation, tuple[str, ...], str]:
     return decide(compare(one, Arm.ADDED, LABELS), copies(**near))
 
 
 def test_a_clear_gain_over_the_best_arm_says_use_it() -> None:
     outcome, classes, sentence = judged(trial(added=(0.9, 0.8), augmented=(0.7, 0.7)))
-    assert (outcome, classes) == (Outcome.USE, ())
+    assert (outcome, classes) == (Recommendation.USE, ())
     assert sentence.startswith("Use it: with synthetic pictures (real + synthetic)")
     assert "+15.0 points [" in sentence
     assert "(real, augmented)" in sentence
@@ -137,7 +137,7 @@ def test_a_clear_gain_over_the_best_arm_says_use_it() -> None:
 
 def test_a_gain_over_every_arm_but_one_does_not() -> None:
     outcome, _, sentence = judged(trial(added=(0.9, 0.8), both=(0.9, 0.8)))
-    assert outcome is Outcome.DONT
+    assert outcome is Recommendation.DONT
     assert sentence.startswith("Don't: it is not shown to help")
     assert "(real, oversampled and augmented)" in sentence
 
@@ -145,23 +145,23 @@ def test_a_gain_over_every_arm_but_one_does_not() -> None:
 def test_a_gain_that_may_be_chance_does_not() -> None:
     found = compare(trial(added=(0.505, 0.5)), Arm.ADDED, LABELS)
     assert found.gain.low <= 0 < found.gain.value
-    assert decide(found, copies())[0] is Outcome.DONT
+    assert decide(found, copies())[0] is Recommendation.DONT
 
 
 def test_a_loss_is_called_one() -> None:
     outcome, _, sentence = judged(trial(added=(0.3, 0.3)))
-    assert outcome is Outcome.DONT
+    assert outcome is Recommendation.DONT
     assert sentence.startswith("Don't: it does harm")
 
 
 def test_classes_that_gain_while_the_whole_does_not_are_named() -> None:
     one = trial(added=(0.62, 0.47), real=(0.5, 0.6), oversampled=(0.5, 0.6))
     outcome, classes, sentence = judged(one)
-    assert (outcome, classes) == (Outcome.USE_FOR, ("cat",))
+    assert (outcome, classes) == (Recommendation.USE_FOR, ("cat",))
     assert sentence.startswith("Use it for cat: ")
     assert "cat +12.0 points" in sentence
     assert "over all classes it is not shown to help" in sentence
-    assert judged(one, cat=20)[0] is Outcome.DONT
+    assert judged(one, cat=20)[0] is Recommendation.DONT
 
 
 def test_a_class_must_gain_over_the_arm_that_is_best_at_it() -> None:
@@ -180,19 +180,19 @@ def test_classes_that_nothing_was_added_to_are_not_named() -> None:
 def test_copying_outweighs_any_gain() -> None:
     good = trial(added=(0.9, 0.9))
     outcome, _, sentence = judged(good, cat=30, dog=30)
-    assert outcome is Outcome.COPIES
+    assert outcome is Recommendation.COPIES
     assert sentence.startswith("Don't: it copies; 30% [24%, 37%]")
     # 14 % [10 %, 19 %] might be 10 %.
-    assert judged(good, cat=14, dog=14)[0] is Outcome.USE
+    assert judged(good, cat=14, dog=14)[0] is Recommendation.USE
 
 
 def test_where_a_class_is_copied_only_others_that_gain_are_recommended() -> None:
     outcome, classes, sentence = judged(trial(added=(0.9, 0.9)), dog=20)
-    assert (outcome, classes) == (Outcome.USE_FOR, ("cat",))
+    assert (outcome, classes) == (Recommendation.USE_FOR, ("cat",))
     assert sentence.startswith("Use it for cat: ")
     assert sentence.endswith("; it copies dog.")
     outcome, classes, sentence = judged(trial(added=(0.5, 0.9)), dog=20)
-    assert (outcome, classes) == (Outcome.COPIES, ())
+    assert (outcome, classes) == (Recommendation.COPIES, ())
     assert sentence.startswith("Don't: it copies dog, and no other class is shown to gain; with")
 
 
@@ -205,6 +205,6 @@ def test_balanced_data_are_told() -> None:
 
 def test_use_it_wants_the_interval_above_0() -> None:
     gains = {label: Estimate(0.01, 0, 0.02) for label in LABELS}
-    for low, outcome in ((0.0, Outcome.DONT), (1e-9, Outcome.USE)):
+    for low, outcome in ((0.0, Recommendation.DONT), (1e-9, Recommendation.USE)):
         found = Finding(Arm.ADDED, Arm.REAL, Estimate(0.01, low, 0.02), gains, ())
         assert decide(found, copies())[0] is outcome

@@ -8,14 +8,14 @@ import time
 
 import pytest
 
-from manege.verdict.look import Look, Work
+from manege.verdict.look import TrainingProgress, VerdictObserver
 
 
 def test_what_is_found_stands_in_the_order_of_the_jobs() -> None:
     told: list[str] = []
     parts: list[float] = []
-    look = Look(told.append, lambda what, part, left_s: parts.append(part))
-    work = Work(look, total=6, steps=2)
+    look = VerdictObserver(told.append, lambda what, part, left_s: parts.append(part))
+    work = TrainingProgress(look, total=6, steps=2)
     met = threading.Barrier(3)
 
     def train(job: int) -> int:
@@ -32,7 +32,7 @@ def test_what_is_found_stands_in_the_order_of_the_jobs() -> None:
 
 
 def test_the_first_that_fails_ends_the_others_at_their_next_step() -> None:
-    work = Work(Look(), total=4, steps=10**9)
+    work = TrainingProgress(VerdictObserver(), total=4, steps=10**9)
     before = threading.active_count()
     begun: list[int] = []
     both = threading.Barrier(2)
@@ -55,7 +55,9 @@ def test_the_first_that_fails_ends_the_others_at_their_next_step() -> None:
 
 def test_who_is_asked_to_stop_stops_them_all() -> None:
     asked = threading.Event()
-    work = Work(Look(stop=lambda: "SIGINT" if asked.is_set() else None), total=2, steps=10**9)
+    work = TrainingProgress(
+        VerdictObserver(stop=lambda: "SIGINT" if asked.is_set() else None), total=2, steps=10**9
+    )
 
     def train(job: int) -> None:
         for step in range(1, 10**9):

@@ -7,18 +7,18 @@ from manege.report.axes import told
 from manege.report.charts import Curve, Panel
 from manege.report.drawing import escape
 from manege.report.history import INDEX_NOTES, INDICES, MEASURES, History
-from manege.report.page import Page, Section, paragraph, table
-from manege.report.run import Run, part_of, spanned
+from manege.report.page import Page, PageSection, paragraph, table
+from manege.report.run import RunRecord, part_of, spanned
 from manege.report.sections.words import measure_name, ranked, titled
 from manege.report.series import quantiles, thinned
 
 MOST_PANELS = 24
 
 
-def progress(run: Run, page: Page) -> Section | None:
+def progress(run: RunRecord, page: Page) -> PageSection | None:
     """Losses and scores over the rounds, with bands, and a small figure for each cell."""
     history = run.history
-    section = Section("curves", "Curves")
+    section = PageSection("curves", "Curves")
     figures = []
     pair = [
         Curve(name, found, colour)
@@ -57,7 +57,7 @@ def progress(run: Run, page: Page) -> Section | None:
     return section if section.parts else None
 
 
-def _panels(run: Run) -> list[Panel]:
+def _panels(run: RunRecord) -> list[Panel]:
     history, measure = run.history, run.history.measure
     shown = []
     for cell in ranked(run)[:MOST_PANELS]:
@@ -76,10 +76,10 @@ def _panels(run: Run) -> list[Panel]:
     return shown
 
 
-def stability(run: Run, page: Page) -> Section | None:
+def stability(run: RunRecord, page: Page) -> PageSection | None:
     """Collapse and cycling where a run tells them; spread and diversity in any case."""
     history = run.history
-    section = Section("stability", "Collapse and cycling")
+    section = PageSection("stability", "Collapse and cycling")
     figures = []
     has_index = False
     for name in INDICES:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from manege.report import charts, maps, sheets
 from manege.report.drawing import escape
 from manege.report.history import History, place_of
-from manege.report.page import Page, Section, paragraph
-from manege.report.run import Run, mixture_metric, part_of
+from manege.report.page import Page, PageSection, paragraph
+from manege.report.run import RunRecord, mixture_metric, part_of
 
 MOST_BIRTHS = 3000
 
 
-def torus(run: Run, page: Page) -> Section | None:
+def torus(run: RunRecord, page: Page) -> PageSection | None:
     """The grid as heat maps: fitness, learning rate, loss in use."""
     history, shape = run.history, run.history.shape()
     if shape is None:
@@ -24,7 +24,7 @@ def torus(run: Run, page: Page) -> Section | None:
     }
     if not lasts:
         return None
-    section = Section("torus", "The torus")
+    section = PageSection("torus", "The torus")
     winner = place_of(history.mixture["cell"]) if history.mixture else None
     width = charts.THIRD if shape[1] <= 6 else charts.HALF
     figures = []
@@ -104,12 +104,12 @@ def torus(run: Run, page: Page) -> Section | None:
     return section
 
 
-def mixture(run: Run, page: Page) -> Section | None:
+def mixture(run: RunRecord, page: Page) -> PageSection | None:
     """The mixture's weights: as chosen at the end, and how they came to be."""
     history = run.history
     if not history.on_grid:
         return None
-    section = Section("mixture", "Mixture weights")
+    section = PageSection("mixture", "Mixture weights")
     chosen = history.mixture
     figures = []
     if chosen and chosen["weights"]:
@@ -154,7 +154,7 @@ def _winner(history: History) -> tuple[str | None, str]:
     return (found[0].key, "that of the best cell so far") if found else (None, "")
 
 
-def family(run: Run, page: Page) -> Section | None:
+def family(run: RunRecord, page: Page) -> PageSection | None:
     """The family tree of the winning generator."""
     history = run.history
     if not history.on_grid:
@@ -189,7 +189,7 @@ def family(run: Run, page: Page) -> Section | None:
         last,
         {one: objectives[one] for one in line if one in objectives},
     )
-    section = Section("family", "Family tree")
+    section = PageSection("family", "Family tree")
     origins = len({cell for cell, _ in line})
     words = (
         f"The winner is {why}: {len(line) - 1} generations since the first generator of "

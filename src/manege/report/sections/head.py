@@ -9,7 +9,7 @@ from manege.progress import duration
 from manege.report.drawing import escape
 from manege.report.history import History
 from manege.report.records import number
-from manege.report.run import Run
+from manege.report.run import RunRecord
 
 STATES = {
     "finished": "finished",
@@ -22,7 +22,7 @@ STATES = {
 }
 
 
-def head(run: Run) -> list[str]:
+def head(run: RunRecord) -> list[str]:
     """Title, state, facts and notes."""
     history, state = run.history, run.state
     facts = [
@@ -52,7 +52,7 @@ def head(run: Run) -> list[str]:
     return parts
 
 
-def _state_note(run: Run) -> str | None:
+def _state_note(run: RunRecord) -> str | None:
     resume = f"<code>manege resume {escape(shlex.quote(str(run.path)))}</code>"
     failed = [cell for cell in run.history.cells.values() if cell.state == "failed"]
     match run.state:
@@ -68,7 +68,7 @@ def _state_note(run: Run) -> str | None:
     return None
 
 
-def _form(run: Run) -> str:
+def _form(run: RunRecord) -> str:
     if run.is_points:
         return ", points in the plane"
     if run.size is None:
@@ -76,7 +76,7 @@ def _form(run: Run) -> str:
     return f", {run.size}×{run.size} {'grey' if run.data.get('channels') == 1 else 'colour'}"
 
 
-def length(run: Run) -> str:
+def length(run: RunRecord) -> str:
     """How long the run is meant to be."""
     rounds, budget = run.config.get("rounds"), number(run.config.get("budget_s"))
     parts = [f"{rounds} rounds"] if rounds else []

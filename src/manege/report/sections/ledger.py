@@ -9,9 +9,9 @@ from manege.progress import duration
 from manege.report import charts
 from manege.report.axes import told
 from manege.report.drawing import escape
-from manege.report.page import Page, Section, code, details, paragraph, table
-from manege.report.records import Cell
-from manege.report.run import Run, part_of
+from manege.report.page import Page, PageSection, code, details, paragraph, table
+from manege.report.records import CellRecord
+from manege.report.run import RunRecord, part_of
 from manege.report.sections.words import measure_name
 
 _LONGEST = 200_000
@@ -26,7 +26,7 @@ _FAULTS = {
 }
 
 
-def classes(run: Run) -> Section | None:
+def classes(run: RunRecord) -> PageSection | None:
     """A table of the classes, or of a grid's cells."""
     history = run.history
     counts = run.classes
@@ -34,14 +34,14 @@ def classes(run: Run) -> Section | None:
         return None
     per_class = history.method == "per-class"
     title = "Classes" if per_class else "Cells" if history.on_grid else "The pair"
-    section = Section("table", title)
+    section = PageSection("table", title)
     judged = run.evaluations[0].per_class if run.evaluations else {}
     rows = []
     names = list(history.cells) or list(counts)
     if per_class:
         names.sort(key=lambda key: list(counts).index(key) if key in counts else len(counts))
     for key in names:
-        cell = history.cells.get(key, Cell(key))
+        cell = history.cells.get(key, CellRecord(key))
         count = counts.get(key) or {} if per_class else {}
         row = [escape(key)]
         if per_class:
@@ -84,7 +84,7 @@ def classes(run: Run) -> Section | None:
     return section
 
 
-def _classes_caption(run: Run) -> str:
+def _classes_caption(run: RunRecord) -> str:
     if run.history.measure == "score":
         return "Score: the best during training, by which the generator was chosen; 95 % interval."
     return "Values after the last round."
@@ -94,14 +94,14 @@ def _count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "–"
 
 
-def _cell_score(run: Run, cell: Cell) -> str:
+def _cell_score(run: RunRecord, cell: CellRecord) -> str:
     if cell.best is not None:
         ends = f"{told(cell.best.get('low'))} to {told(cell.best.get('high'))}"
         return f"{told(float(cell.best['value']))} ({ends})"
     return told(run.history.latest(cell, run.history.measure))
 
 
-def _health(cell: Cell) -> str:
+def _health(cell: CellRecord) -> str:
     if cell.state == "failed":
         return f'<span class="bad">✗ failed</span>: {escape(cell.reason or "")}'
     words = {"finished": "✓ healthy", "running": "▸ training", "waiting": "· waiting"}
@@ -109,14 +109,14 @@ def _health(cell: Cell) -> str:
     return f'<span class="good">{shown}</span>' if cell.state == "finished" else shown
 
 
-def profile(run: Run, page: Page) -> Section | None:
+def profile(run: RunRecord, page: Page) -> PageSection | None:
     """Where the time went: Table IV and Figure 4 of the cellular paper."""
     history = run.history
     found = history.routines()
     total = sum(found.values())
     if not total or not history.done:
         return None
-    section = Section("profile", "Where the time went")
+    section = PageSection("profile", "Where the time went")
     rows = [(name, seconds, f"{seconds / total:.1%}") for name, seconds in found.items()]
     drawing = charts.bars("Share of each routine", "of the time of all cells' rounds", rows)
     by_cell = [
@@ -159,10 +159,10 @@ def profile(run: Run, page: Page) -> Section | None:
     return section
 
 
-def faults(run: Run, page: Page) -> Section | None:
+def faults(run: RunRecord, page: Page) -> PageSection | None:
     """What went wrong, and how the run got over it."""
     history = run.history
-    section = Section("faults", "Faults and recoveries")
+    section = PageSection("faults", "Faults and recoveries")
     if not history.faults:
         if not history.events:
             return None
@@ -195,9 +195,9 @@ def faults(run: Run, page: Page) -> Section | None:
     return section
 
 
-def reproduce(run: Run) -> Section:
+def reproduce(run: RunRecord) -> PageSection:
     """Configuration, environment, and the command that makes the run again."""
-    section = Section("again", "How to make it again")
+    section = PageSection("again", "How to make it again")
     if run.command:
         section.add("<h3>The command</h3>", code(run.command[:_LONGEST]))
     source = str(part_of(run.config, "data").get("source", "DATA"))

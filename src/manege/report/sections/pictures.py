@@ -10,9 +10,9 @@ from manege.report import sheets
 from manege.report.axes import told
 from manege.report.drawing import escape
 from manege.report.history import place_of
-from manege.report.page import Page, Section, paragraph
-from manege.report.records import Cell
-from manege.report.run import Run
+from manege.report.page import Page, PageSection, paragraph
+from manege.report.records import CellRecord
+from manege.report.run import RunRecord
 from manege.report.sections.words import ranked
 
 COLUMNS = 8
@@ -21,9 +21,9 @@ MOST_ROUNDS = 7
 MOST_ATLAS = 400
 
 
-def pictures(run: Run, page: Page) -> Section | None:
+def pictures(run: RunRecord, page: Page) -> PageSection | None:
     """Real beside generated, per class or per cell; and over time at fixed latents."""
-    section = Section("samples", "Pictures")
+    section = PageSection("samples", "Pictures")
     if run.is_points:
         _points(run, page, section)
     elif run.size is not None:
@@ -36,7 +36,7 @@ def pictures(run: Run, page: Page) -> Section | None:
     return section
 
 
-def _points(run: Run, page: Page, section: Section) -> None:
+def _points(run: RunRecord, page: Page, section: PageSection) -> None:
     shown = []
     for name, file in (("real", "real.png"), ("generated", "model.png")):
         sheet = sheets.load(run.path / "samples" / file)
@@ -47,7 +47,7 @@ def _points(run: Run, page: Page, section: Section) -> None:
         section.add(f'<div class="figures">{"".join(shown)}</div>')
 
 
-def _beside(run: Run, page: Page, section: Section, side: int) -> None:
+def _beside(run: RunRecord, page: Page, section: PageSection, side: int) -> None:
     """Rows of real pictures beside rows of generated ones."""
     real, made = (_rows_of(run, file, side) for file in ("real.png", "model.png"))
     labels = run.history.model or list(made)
@@ -112,7 +112,7 @@ def _kind(side: int) -> str:
     return "smooth" if side >= 24 else ""
 
 
-def _rows_of(run: Run, file: str, side: int) -> dict[str, Any]:
+def _rows_of(run: RunRecord, file: str, side: int) -> dict[str, Any]:
     """The rows of a sheet by their labels: all of it in one when they have none."""
     sheet = sheets.load(run.path / "samples" / file)
     cut = None if sheet is None else sheets.tiles(sheet, side)
@@ -134,7 +134,7 @@ def _rows_of(run: Run, file: str, side: int) -> dict[str, Any]:
     }
 
 
-def _last_row(run: Run, cell: Cell, side: int) -> Any | None:
+def _last_row(run: RunRecord, cell: CellRecord, side: int) -> Any | None:
     for round_ in sorted(cell.sheets, reverse=True):
         cut = _cut(run, cell.sheets[round_], side)
         if cut is not None:
@@ -142,19 +142,19 @@ def _last_row(run: Run, cell: Cell, side: int) -> Any | None:
     return None
 
 
-def _sheet(run: Run, file: str) -> Any | None:
+def _sheet(run: RunRecord, file: str) -> Any | None:
     """A sheet that an event names; only inside the run."""
     path = run.path / file
     return sheets.load(path) if path.resolve().is_relative_to(run.path.resolve()) else None
 
 
-def _cut(run: Run, file: str, side: int) -> Any | None:
+def _cut(run: RunRecord, file: str, side: int) -> Any | None:
     """The pictures of a sheet that an event names."""
     sheet = _sheet(run, file)
     return None if sheet is None else sheets.tiles(sheet, side)
 
 
-def _atlas(run: Run, page: Page, section: Section, side: int) -> None:
+def _atlas(run: RunRecord, page: Page, section: PageSection, side: int) -> None:
     """Every cell's pictures in its place on the torus."""
     shape = run.history.shape()
     if shape is None or shape[0] * shape[1] > MOST_ATLAS:
@@ -187,7 +187,7 @@ def _atlas(run: Run, page: Page, section: Section, side: int) -> None:
     )
 
 
-def _over_time(run: Run, page: Page, section: Section) -> None:
+def _over_time(run: RunRecord, page: Page, section: PageSection) -> None:
     cells = [cell for cell in ranked(run) if len(cell.sheets) > 1]
     if not cells:
         return
@@ -203,7 +203,7 @@ def _over_time(run: Run, page: Page, section: Section) -> None:
         )
 
 
-def _film(run: Run, page: Page, cell: Cell) -> str | None:
+def _film(run: RunRecord, page: Page, cell: CellRecord) -> str | None:
     rows = []
     for round_ in sheets.spread_over(sorted(cell.sheets), MOST_ROUNDS):
         alt = f"{cell.key} after round {round_}"
@@ -223,9 +223,9 @@ def _film(run: Run, page: Page, cell: Cell) -> str | None:
     return f'<div class="strip"><h3>{escape(cell.key)}</h3>{"".join(rows)}</div>'
 
 
-def nearest(run: Run, page: Page) -> Section | None:
+def nearest(run: RunRecord, page: Page) -> PageSection | None:
     """Generated pictures above the training pictures nearest to them."""
-    section = Section("nearest", "Nearest training pictures")
+    section = PageSection("nearest", "Nearest training pictures")
     for kept in run.evaluations:
         sheet = sheets.load(kept.nearest) if kept.nearest else None
         if sheet is None:

@@ -9,8 +9,8 @@ from manege.report import charts
 from manege.report.axes import told
 from manege.report.charts import Whisker
 from manege.report.drawing import escape
-from manege.report.page import Page, Section, details, paragraph, table
-from manege.report.run import Kept, Run, mixture_metric
+from manege.report.page import Page, PageSection, details, paragraph, table
+from manege.report.run import Kept, RunRecord, mixture_metric
 from manege.report.sections.words import titled
 
 HEADLINES = (
@@ -52,9 +52,9 @@ _HIGHER = (
 )
 
 
-def scores(run: Run, page: Page) -> Section | None:
+def scores(run: RunRecord, page: Page) -> PageSection | None:
     """Headline scores with protocol and interval."""
-    section = Section("scores", "Scores")
+    section = PageSection("scores", "Scores")
     figures: list[str] = []
     if run.evaluations:
         newest = run.evaluations[0]
@@ -84,7 +84,7 @@ def scores(run: Run, page: Page) -> Section | None:
     return section
 
 
-def _evaluation(kept: Kept, section: Section, page: Page) -> list[str]:
+def _evaluation(kept: Kept, section: PageSection, page: Page) -> list[str]:
     known = {str(one["name"]): one for one in kept.overall}
     tiles = "".join(_tile(known[name]) for name in HEADLINES if name in known)
     section.add(*(paragraph(f"<strong>{escape(line)}.</strong>") for line in kept.blind))
@@ -177,7 +177,7 @@ def _score_table(kept: Kept) -> str:
     return table(names, rows, caption=_protocol(kept), numbers=(1, 2, 3))
 
 
-def _training_scores(run: Run, page: Page) -> list[str]:
+def _training_scores(run: RunRecord, page: Page) -> list[str]:
     history = run.history
     best = {cell.key: cell.best for cell in history.cells.values() if cell.best}
     if best and history.metric:

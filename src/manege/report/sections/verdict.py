@@ -9,8 +9,8 @@ from typing import Any
 from manege.report import charts, sheets
 from manege.report.charts import Whisker
 from manege.report.drawing import Drawing, escape
-from manege.report.page import Page, Section, details, paragraph, table
-from manege.report.run import Run, Trial
+from manege.report.page import Page, PageSection, details, paragraph, table
+from manege.report.run import RunRecord, VerdictRecord
 
 WIDTH = 720.0
 """The arms' names need room."""
@@ -18,9 +18,9 @@ MOST_OTHERS = 6
 _PLAIN, _SYNTHETIC, _HELPED = "c6", "c0", "c2"
 
 
-def verdict(run: Run, page: Page) -> Section | None:
+def verdict(run: RunRecord, page: Page) -> PageSection | None:
     """The sentence, every arm's recall, each class's gain, and the nearest pairs."""
-    section = Section("verdict", "Did it help?")
+    section = PageSection("verdict", "Did it help?")
     if not run.trials:
         if not _has_a_small_class(run):
             return None
@@ -51,7 +51,7 @@ def verdict(run: Run, page: Page) -> Section | None:
     return section
 
 
-def _has_a_small_class(run: Run) -> bool:
+def _has_a_small_class(run: RunRecord) -> bool:
     counts = [one.get("train") for one in run.classes.values()]
     known = [count for count in counts if isinstance(count, int)]
     return len(known) > 1 and not run.is_points and 2 * min(known) < max(known)
@@ -118,7 +118,7 @@ def _percent(one: Mapping[str, float]) -> str:
     return f"{100 * one['value']:.1f} ({100 * one['low']:.1f} to {100 * one['high']:.1f})"
 
 
-def _copies(trial: Trial, page: Page, section: Section) -> None:
+def _copies(trial: VerdictRecord, page: Page, section: PageSection) -> None:
     share = trial.tree["memorisation"]["share"]["value"]
     words = (
         f"Near-copies of training pictures: {share:.1%} of what it would add; real pictures have "

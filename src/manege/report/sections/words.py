@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from manege.report.records import Cell
-from manege.report.run import Run, mixture_metric
+from manege.report.records import CellRecord
+from manege.report.run import RunRecord, mixture_metric
 
 
-def measure_name(run: Run) -> str:
+def measure_name(run: RunRecord) -> str:
     """What cells are judged by, in words."""
     return run.history.measure_name(mixture_metric(run.config))
 
@@ -16,7 +16,7 @@ def titled(name: str) -> str:
     return {"kid": "KID", "fd": "Fréchet distance"}.get(name, name[:1].upper() + name[1:])
 
 
-def ranked(run: Run) -> list[Cell]:
+def ranked(run: RunRecord) -> list[CellRecord]:
     """Cells, the best first; in their own order where nobody judged them."""
     history, measure = run.history, run.history.measure
     cells = list(history.cells.values())
