@@ -251,8 +251,8 @@ class FeatureCritic(ConfigSection):
     width: EvenWidth = 64
     """Channels of a head's maps."""
     colour: float = Field(default=0.0, ge=0, le=1000)
-    """How strongly the pictures' own colours count beside the first map, averaged to its side; 0
-    leaves them out."""
+    """How strongly a head of its own sees the pictures' colours, averaged to 4×4; 0: no such head.
+    Stages' maps have a magnitude of about 10, colours one of a half."""
     weights: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     """SHA-256 of the frozen network's weights; set when the run begins."""
 

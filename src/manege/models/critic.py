@@ -24,6 +24,10 @@ SMALLEST_FED = 24
 """Smaller pictures are enlarged by a whole factor to at least this side before they are seen."""
 _LAST_SIDE = 4
 """Heads halve maps until they are this small."""
+COLOUR_SIDE = 4
+"""The side that pictures are averaged to for the head that sees their colours alone."""
+_COLOURS = 0
+"""Stands for the colours where a stage is named."""
 
 
 def fed_side(side: int) -> int:
@@ -32,7 +36,7 @@ def fed_side(side: int) -> int:
 
 
 class FrozenFeatures:
-    """The maps of some stages of a frozen network, as a row of numbers a picture."""
+    """The maps of some stages of a frozen network, and colours, as a row of numbers a picture."""
 
     def __init__(
         self,
@@ -49,19 +53,23 @@ class FrozenFeatures:
             stages: by their channels.
             shape: of the pictures.
             width: channels that each map is mixed into.
-            colour: the pictures themselves, averaged to the first map's side and times this, are
-                further channels of that map; 0 leaves them out.
+            colour: the pictures themselves, averaged to 4×4 and times this, are one more map; 0
+                leaves it out.
         """
         self.network, self.stages, self.shape, self.width = network, stages, shape, width
         self.colour = colour
         self._side = fed_side(shape.size)
         self.sides = tuple(sides(self._side)[stage] for stage in stages)
-        channels = [*stages]
-        channels[0] += shape.channels if colour else 0
-        self._floats = [one * side**2 for one, side in zip(channels, self.sides, strict=True)]
+        channels = dict(zip(stages, stages, strict=True))
+        if colour:
+            # A map of their own: mixed in with many others, a tint went unnoticed for too long.
+            channels[_COLOURS] = shape.channels
+            self.sides = (*self.sides, COLOUR_SIDE)
+        self._floats = [
+            one * side**2 for one, side in zip(channels.values(), self.sides, strict=True)
+        ]
         self._mixing_CW = [
-            mixing(stage, one, width).to(network.device)
-            for stage, one in zip(stages, channels, strict=True)
+            mixing(stage, one, width).to(network.device) for stage, one in channels.items()
         ]
 
     @property
@@ -83,12 +91,11 @@ class FrozenFeatures:
             shown = F.interpolate(x_BCSS, size=(self._side, self._side), mode="nearest")
         maps = [*self.network.maps(shown, self.stages)]
         if self.colour:
-            colours = F.adaptive_avg_pool2d(shown, self.sides[0]) * self.colour
-            maps[0] = torch.cat([maps[0], colours], 1)
+            maps.append(F.adaptive_avg_pool2d(shown, COLOUR_SIDE) * self.colour)
         return torch.cat([one.permute(0, 2, 3, 1).flatten(1) for one in maps], 1)
 
     def maps(self, seen_BF: Tensor) -> list[Tensor]:
-        """Each stage's map, its channels mixed, channels last in memory."""
+        """Each map, its channels mixed, channels last in memory."""
         parts = zip(seen_BF.split(self._floats, 1), self.sides, self._mixing_CW, strict=True)
         return [
             (part.reshape(-1, len(mixing_CW)) @ mixing_CW)
@@ -117,7 +124,7 @@ def build_feature_discriminator(
 
 
 class FeatureDiscriminator(Discriminator):
-    """A head for each stage; all their values together are its logits, B×H."""
+    """A head for each map; all their values together are its logits, B×H."""
 
     sees_features = True
 
@@ -143,7 +150,7 @@ class FeatureDiscriminator(Discriminator):
 
 
 class FeatureHead(nn.Module):
-    """Convolutions from one stage's map to a value for each picture."""
+    """Convolutions from one map to a value for each picture."""
 
     def __init__(self, width: int, side: int, num_labels: int, *, spectral: bool) -> None:
         super().__init__()
