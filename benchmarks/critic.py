@@ -65,7 +65,9 @@ def _features(config: RunConfig, shape: PictureShape) -> FrozenFeatures | None:
     if not isinstance(critic, FeatureCritic):
         return None
     network = feature_weights().network
-    return FrozenFeatures(network, critic.stages, shape, critic.width, critic.colour)
+    return FrozenFeatures(
+        network, critic.stages, shape, critic.width, critic.colour, critic.colour_head
+    )
 
 
 def _step(preset: str, batch: int, size: int) -> Callable[[], object]:

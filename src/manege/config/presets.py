@@ -25,7 +25,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "rounds": 1000,
             "networks": {"kind": "pyramid"},
-            "critic": {"kind": "features", "colour": 20.0},
+            "critic": {"kind": "features", "colour_head": 20.0},
             "training": {
                 "loss": "hinge",
                 "constraint": {"kind": "spectral"},

@@ -251,6 +251,9 @@ class FeatureCritic(ConfigSection):
     width: EvenWidth = 64
     """Channels of a head's maps."""
     colour: float = Field(default=0.0, ge=0, le=1000)
+    """How strongly the pictures' own colours count beside the first map, averaged to its side; 0
+    leaves them out."""
+    colour_head: float = Field(default=0.0, ge=0, le=1000)
     """How strongly a head of its own sees the pictures' colours, averaged to 4×4; 0: no such head.
     Stages' maps have a magnitude of about 10, colours one of a half."""
     weights: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
@@ -567,7 +570,14 @@ class RunConfig(ConfigSection):
                 "score": True,
                 "data": {"size", "channels"},
                 **({} if self.cellular is None else {"cellular": True}),
-                **({} if isinstance(self.critic, PixelCritic) else {"critic": True}),
+                **({} if isinstance(self.critic, PixelCritic) else {"critic": self._critic_keys()}),
             },
         )
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _critic_keys(self) -> set[str]:
+        """Return the critic's keys; one that earlier versions lack counts only where it is set."""
+        keys = set(type(self.critic).model_fields)
+        if isinstance(self.critic, FeatureCritic) and not self.critic.colour_head:
+            keys.remove("colour_head")
+        return keys

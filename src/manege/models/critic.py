@@ -45,6 +45,7 @@ class FrozenFeatures:
         shape: PictureShape,
         width: int,
         colour: float = 0.0,
+        colour_head: float = 0.0,
     ) -> None:
         """From pictures of a shape the maps of these stages, each mixed into `width` channels.
 
@@ -53,15 +54,18 @@ class FrozenFeatures:
             stages: by their channels.
             shape: of the pictures.
             width: channels that each map is mixed into.
-            colour: the pictures themselves, averaged to 4×4 and times this, are one more map; 0
-                leaves it out.
+            colour: the pictures themselves, averaged to the first map's side and times this, are
+                further channels of that map; 0 leaves them out.
+            colour_head: the pictures themselves, averaged to 4×4 and times this, are one more map;
+                0 leaves it out.
         """
         self.network, self.stages, self.shape, self.width = network, stages, shape, width
-        self.colour = colour
+        self.colour, self.colour_head = colour, colour_head
         self._side = fed_side(shape.size)
         self.sides = tuple(sides(self._side)[stage] for stage in stages)
         channels = dict(zip(stages, stages, strict=True))
-        if colour:
+        channels[stages[0]] += shape.channels if colour else 0
+        if colour_head:
             # A map of their own: mixed in with many others, a tint went unnoticed for too long.
             channels[_COLOURS] = shape.channels
             self.sides = (*self.sides, COLOUR_SIDE)
@@ -82,7 +86,8 @@ class FrozenFeatures:
         if device == self.network.device:
             return self
         network = self.network.to(device)
-        return FrozenFeatures(network, self.stages, self.shape, self.width, self.colour)
+        seen = self.stages, self.shape, self.width, self.colour, self.colour_head
+        return FrozenFeatures(network, *seen)
 
     def of(self, x_BCSS: Tensor) -> Tensor:
         """B×F; can be differentiated once."""
@@ -91,7 +96,10 @@ class FrozenFeatures:
             shown = F.interpolate(x_BCSS, size=(self._side, self._side), mode="nearest")
         maps = [*self.network.maps(shown, self.stages)]
         if self.colour:
-            maps.append(F.adaptive_avg_pool2d(shown, COLOUR_SIDE) * self.colour)
+            colours = F.adaptive_avg_pool2d(shown, self.sides[0]) * self.colour
+            maps[0] = torch.cat([maps[0], colours], 1)
+        if self.colour_head:
+            maps.append(F.adaptive_avg_pool2d(shown, COLOUR_SIDE) * self.colour_head)
         return torch.cat([one.permute(0, 2, 3, 1).flatten(1) for one in maps], 1)
 
     def maps(self, seen_BF: Tensor) -> list[Tensor]:

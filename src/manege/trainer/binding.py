@@ -68,7 +68,9 @@ def features_of(config: RunConfig, shape: PictureShape) -> FrozenFeatures | None
             f"feature_weights: found weights of digest {weights.sha256[:12]}…, expected "
             f"{critic.weights[:12]}…, with which the run began; give back that file"
         )
-    return FrozenFeatures(weights.network, critic.stages, shape, critic.width, critic.colour)
+    return FrozenFeatures(
+        weights.network, critic.stages, shape, critic.width, critic.colour, critic.colour_head
+    )
 
 
 def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Devices) -> TrainingSetup:

@@ -67,9 +67,30 @@ def test_heads_see_every_stage_with_its_channels_mixed(network):
 
 
 @pytest.mark.parametrize(("side", "channels"), [(32, 3), (8, 1), (28, 1)])
-def test_colours_are_a_map_of_their_own(network, side, channels):
+def test_colours_are_further_channels_of_the_first_map(network, side, channels):
     shape = PictureShape(side, channels)
     plain, coloured = (FrozenFeatures(network, STAGES, shape, 16, one) for one in (0.0, 20.0))
+    x = noise(3, side, channels)
+    first = plain.sides[0]
+    rows = coloured.of(x)
+    assert coloured.floats - plain.floats == channels * first**2 == rows.shape[1] - plain.floats
+    start = rows[:, : (24 + channels) * first**2].view(3, first, first, 24 + channels)
+    times = fed_side(side) // side
+    shown = x.repeat_interleave(times, 2).repeat_interleave(times, 3)
+    averages = torch.nn.functional.adaptive_avg_pool2d(shown, first)
+    torch.testing.assert_close(start[..., 24:], 20 * averages.permute(0, 2, 3, 1))
+    torch.testing.assert_close(rows[:, start[0].numel() :], plain.of(x)[:, 24 * first**2 :])
+    assert coloured.maps(rows)[0].shape == (3, 16, first, first)
+    moved = coloured.to(torch.device("cpu"))
+    assert torch.equal(moved.of(x), rows)
+
+
+@pytest.mark.parametrize(("side", "channels"), [(32, 3), (8, 1), (28, 1)])
+def test_colours_are_a_map_of_their_own(network, side, channels):
+    shape = PictureShape(side, channels)
+    plain, coloured = (
+        FrozenFeatures(network, STAGES, shape, 16, colour_head=one) for one in (0.0, 20.0)
+    )
     x = noise(3, side, channels)
     rows = coloured.of(x)
     assert coloured.sides == (*plain.sides, 4)
@@ -86,7 +107,7 @@ def test_colours_are_a_map_of_their_own(network, side, channels):
 
 
 def test_a_tint_changes_the_head_that_sees_colours_most(network):
-    features = FrozenFeatures(network, STAGES, PictureShape(32, 3), 16, 20.0)
+    features = FrozenFeatures(network, STAGES, PictureShape(32, 3), 16, colour_head=20.0)
     x = noise(4, 32, 3) * 0.5
     tint = torch.tensor([0.3, -0.3, 0.0]).view(1, 3, 1, 1)
     plain, tinted = features.maps(features.of(x)), features.maps(features.of(x + tint))
