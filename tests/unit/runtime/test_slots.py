@@ -220,8 +220,8 @@ def test_a_writer_that_changes_places_while_one_looks_does_not_hide_its_rounds(
 
 def test_another_process_reads_what_is_written_without_a_copy_between_them(slot):
     program = (
-        "import sys\nimport numpy as np\nfrom manege.runtime.slots import Slot\n"
-        f"slot = Slot.attach(int(sys.argv[1]), {LENGTHS})\n"
+        "import sys\nimport numpy as np\nfrom manege.runtime.slots import CentreSlot\n"
+        f"slot = CentreSlot.attach(int(sys.argv[1]), {LENGTHS})\n"
         "assert 'torch' not in sys.modules\n"
         "views = slot.read(0)\n"
         "for line in sys.stdin:\n"
@@ -252,9 +252,9 @@ def test_no_copy_is_torn_while_another_process_writes_as_fast_as_it_can():
     lengths = (("float32", 30_000), ("float64", 20_000))
     program = (
         "import os, sys\nimport numpy as np\n"
-        "from manege.runtime.channel import Channel\nfrom manege.runtime.slots import Slot\n"
+        "from manege.runtime.channel import Channel\nfrom manege.runtime.slots import CentreSlot\n"
         "import socket\n"
-        f"slot = Slot.create({lengths})\n"
+        f"slot = CentreSlot.create({lengths})\n"
         "channel = Channel(socket.socket(fileno=int(sys.argv[1])))\n"
         "channel.send({'is': 'opened'}, [slot.fileno()])\n"
         "round_ = 0\n"
