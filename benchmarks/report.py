@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.synthetic_run import grid_events, make_run, per_class_events
+from tests.helpers.synthetic_run import grid_events, make_run, per_class_events
 
 from manege.view.following import Followed
 from manege.view.page import text_of

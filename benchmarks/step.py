@@ -153,7 +153,7 @@ def compare(
 def measure(form: str, line: Line, steps: int) -> dict[str, float]:
     """CPU seconds a step in this process; drawing the noise counts."""
     import torch
-    from tests.plain_form import PlainPair
+    from tests.helpers.plain_form import PlainPair
 
     from manege import device
     from manege.cell import Batch, Streams, draw_noise, new_pair, train_step

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.tiny import shared_cache
+from tests.helpers.tiny import shared_cache
 
 # On a busy machine an example takes long: its time says nothing about manege.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

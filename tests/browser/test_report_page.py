@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manege.report import comparing, single, writing
-from tests.synthetic_run import evaluation, grid_events, make_run, per_class_events, trial
+from tests.helpers.synthetic_run import evaluation, grid_events, make_run, per_class_events, trial
 
 CLASSES = ["3", "5", "8"]
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from tests.contract.libraries import Library, library
+from tests.helpers.libraries import Library, library
 
-LETTERS = (sys.executable, "-m", "tests.contract.letters")
+LETTERS = (sys.executable, "-m", "tests.helpers.letters")
 
 
 def test_over_a_channel():

@@ -16,9 +16,9 @@ import pytest
 
 from manege.failpoints import TRAINER, VARIABLE
 from manege.rundir import RunDir
-from tests.contract.libraries import library
-from tests.e2e.command import run_here
-from tests.recovery.forker import state_of
+from tests.helpers.command import run_here
+from tests.helpers.forker import state_of
+from tests.helpers.libraries import library
 
 PER_CLASS = (
     *("digits", "--preset", "paper-dc", "--networks", "mlp", "--classes", "3,7,8"),

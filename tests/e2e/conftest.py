@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import shared_cache
-
-from .command import TINY, Done, run_here, run_process
-from .material import write_class
+from tests.helpers.command import TINY, Done, run_here, run_process
+from tests.helpers.material import write_class
+from tests.helpers.tiny import shared_cache
 
 Command = Callable[..., Done]
 

@@ -15,9 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from .command import TINY, Done, run_here
+from tests.helpers.command import TINY, Done, run_here
+from tests.helpers.material import IDX, noise, write_class, write_idx
+
 from .conftest import Command
-from .material import IDX, noise, write_class, write_idx
 
 
 @dataclass(frozen=True)

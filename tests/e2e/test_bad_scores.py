@@ -15,9 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from .command import TINY, Done
+from tests.helpers.command import TINY, Done
+from tests.helpers.material import noise, write_class, write_colour, write_logits
+
 from .conftest import Command
-from .material import noise, write_class, write_colour, write_logits
 
 ROUND = " ".join(("--classes 3,7,8 --rounds 1", *TINY))
 DIGITS = "--data digits --classes 3,7,8"

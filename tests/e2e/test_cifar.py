@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from manege.data import archives
+from tests.helpers.command import TINY
+from tests.helpers.material import write_class
 from tests.unit.data.official import (
     COARSE,
     FINE,
@@ -20,9 +22,7 @@ from tests.unit.data.official import (
     write_tar,
 )
 
-from .command import TINY
 from .conftest import Command
-from .material import write_class
 
 NO_NETWORK = {"https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
 

@@ -19,10 +19,10 @@ import yaml
 
 from manege import __version__
 from manege.rundir import RunDir
+from tests.helpers.command import TINY, Done, run_here
+from tests.helpers.material import write_class
 
-from .command import TINY, Done, run_here
 from .conftest import Command
-from .material import write_class
 
 THREE = ("--classes", "3,7,8", "--rounds", "2", *TINY)
 

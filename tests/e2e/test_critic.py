@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from manege.metrics import lite0_weights
-from tests.e2e.command import run_here
-from tests.e2e.material import write_class, write_colour
+from tests.helpers.command import run_here
+from tests.helpers.material import write_class, write_colour
 
 SMALL = (
     *("--rounds", "1", "--batch", "8", "--score", "none", "--runtime", "inline"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from .command import TINY, run_here, run_process
-from .material import write_class
+from tests.helpers.command import TINY, run_here, run_process
+from tests.helpers.material import write_class
 
 RUN = ("--classes", "cat", *TINY)
 

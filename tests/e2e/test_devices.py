@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery.forker import state_of
+from tests.helpers.command import Done, run_here, run_process
+from tests.helpers.forker import state_of
 
-from .command import Done, run_here, run_process
 from .conftest import Command
 
 METHODS = {

@@ -9,10 +9,10 @@ import numpy as np
 
 from manege.rundir import RunDir
 from manege.sampler import run_config
+from tests.helpers.command import run_here
+from tests.helpers.material import noise
 
-from .command import run_here
 from .conftest import Command
-from .material import noise
 
 REASON = "a weight is not finite"
 # An unbounded critic that learns far too fast: after forty steps the squares of its gradients are

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from manege.rundir import RunDir, cell_folder
+from tests.helpers.command import TINY, Done
 
-from .command import TINY, Done
 from .conftest import Command
 
 NO_LABELS = [

@@ -18,8 +18,8 @@ from manege.config import ALL
 from manege.methods import Cellular
 from manege.models import ALIGN
 from manege.rundir import RunDir
+from tests.helpers.command import Done, run_here
 
-from .command import Done, run_here
 from .conftest import Command
 
 ROOT = Path(__file__).resolve().parents[2]

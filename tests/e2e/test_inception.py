@@ -13,10 +13,10 @@ from manege.config import DataConfig
 from manege.data import Split, set_of, survey_measured
 from manege.metrics import weights
 from manege.metrics.inception import Inception
-from tests.made_up import torchscript
+from tests.helpers.made_up import torchscript
+from tests.helpers.material import write_class, write_colour
 
 from .conftest import Command
-from .material import write_class, write_colour
 
 REAL = ("--data", "real", "--features", "inception")
 

@@ -14,8 +14,8 @@ import manege as package
 from manege.api import start_run
 from manege.config import resolve
 from manege.pictures import read_text
+from tests.helpers.command import TINY, run_here
 
-from .command import TINY, run_here
 from .conftest import Command
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from manege.scaling import Settings, measure_all, plan_of
+from tests.helpers.command import run_here
 
-from .command import run_here
 from .conftest import Command
 
 CLASSES = (

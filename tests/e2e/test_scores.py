@@ -18,10 +18,10 @@ from manege.config import resolve
 from manege.pictures import read_text
 from manege.rundir import RunDir
 from manege.sampler import run_config
+from tests.helpers.command import TINY, Done, run_here
+from tests.helpers.material import noise, write_class, write_colour, write_idx, write_logits
 
-from .command import TINY, Done, run_here
 from .conftest import Command
-from .material import noise, write_class, write_colour, write_idx, write_logits
 
 DIGITS = ("--data", "digits", "--classes", "3,7,8")
 THREE = ("--classes", "3,7,8", *TINY)

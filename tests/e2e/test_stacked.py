@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from manege.data import Split, stacked
+from tests.helpers.material import noise, write_idx
 
 from .conftest import Command
-from .material import noise, write_idx
 
 MODES = ("evaluate", "mine.npz", "--data", "stacked-mnist", "--metrics", "modes")
 

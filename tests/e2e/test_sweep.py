@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .command import Done, run_here
+from tests.helpers.command import Done, run_here
+
 from .conftest import Command
 
 PLAN = """

@@ -14,10 +14,10 @@ from PIL import Image
 from manege.config import DataConfig
 from manege.data import Split, open_dataset, read_set, set_of
 from manege.pictures import read_text, scatter
+from tests.helpers.command import TINY, run_here
+from tests.helpers.material import write_class
 
-from .command import TINY, run_here
 from .conftest import Command
-from .material import write_class
 
 
 @pytest.fixture(scope="module")

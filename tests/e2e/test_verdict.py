@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from .command import TINY, run_here
+from tests.helpers.command import TINY, run_here
+from tests.helpers.material import write_class
+
 from .conftest import Command
-from .material import write_class
 
 QUICK = ("--seeds", "2", "--steps", "12")
 ARMS = ["a", "b", "c", "b+c", "d", "e", "f"]

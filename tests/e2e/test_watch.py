@@ -18,10 +18,10 @@ import pytest
 from manege.api import start_run
 from manege.config import resolve
 from manege.rundir import RunDir
+from tests.helpers.command import TINY
+from tests.helpers.terminal import CONTROL, on_terminal
 
-from .command import TINY
 from .conftest import Command
-from .terminal import CONTROL, on_terminal
 
 LONG = (
     *("train", "digits", "--classes", "3,7,8", *TINY, "--out", "run"),

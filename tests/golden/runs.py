@@ -80,7 +80,7 @@ def processor(rest_on: dict[str, Any]) -> str:
 
 def record(folder: Path) -> None:
     """Train every run in one process and write what they come to, beside other processors'."""
-    from tests.e2e.command import run_here
+    from tests.helpers.command import run_here
 
     kept = json.loads(RECORDED.read_text()) if RECORDED.is_file() else {}
     for number, (name, args) in enumerate(RUNS.items()):

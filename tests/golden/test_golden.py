@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from manege.failpoints import VARIABLE
-from tests.e2e.command import run_here, run_process
 from tests.golden.runs import RECORDED, RUNS, processor, result
+from tests.helpers.command import run_here, run_process
 
 OLD = Path(__file__).with_name("old")
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")

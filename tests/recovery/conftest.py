@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.command import run_here
-from tests.recovery.forker import state_of
+from tests.helpers.command import run_here
+from tests.helpers.forker import state_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600
@@ -44,7 +44,7 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
     with (
         (folder / "stderr").open("wb") as stderr,
         subprocess.Popen(
-            [sys.executable, "-m", "tests.recovery.forker"],
+            [sys.executable, "-m", "tests.helpers.forker"],
             cwd=ROOT,
             env=os.environ | {"MANEGE_CACHE": str(folder / "cache")},
             stdin=subprocess.PIPE,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from manege.rundir import RunDir
-from tests.e2e.command import run_here
-from tests.e2e.material import write_colour
-from tests.recovery.forker import state_of
+from tests.helpers.command import run_here
+from tests.helpers.forker import state_of
+from tests.helpers.material import write_colour
 
 COMMON = (
     *("--critic", "features", "--batch", "8", "--rounds", "4", "--sheet-every", "100"),

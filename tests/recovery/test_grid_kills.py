@@ -16,8 +16,8 @@ from manege.api import continue_run, start_run
 from manege.errors import CheckpointError
 from manege.rundir import COMMIT_POINTS, RunDir
 from manege.sampler import open_model
-from tests.e2e.command import run_here
-from tests.recovery.forker import Silent, config, state_of
+from tests.helpers.command import run_here
+from tests.helpers.forker import Silent, config, state_of
 
 from .test_kills import EVERY_ROUND, EVERY_STEP, all_well, run_plan
 

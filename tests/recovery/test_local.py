@@ -26,9 +26,9 @@ from manege.rundir import RunDir
 from manege.runtime.blame import DEATHS_AT_ONE_STEP
 from manege.runtime.carrying import new_run
 from manege.runtime.serving import DriveOptions, Server
-from tests.e2e.command import run_here
-from tests.e2e.material import write_class
-from tests.recovery.forker import Silent, state_of
+from tests.helpers.command import run_here
+from tests.helpers.forker import Silent, state_of
+from tests.helpers.material import write_class
 
 PER_CLASS = (
     *("digits", "--preset", "paper-dc", "--networks", "mlp", "--classes", "3,7,8"),

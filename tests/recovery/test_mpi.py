@@ -18,8 +18,8 @@ import pytest
 
 from manege.failpoints import VARIABLE
 from manege.rundir import RunDir
-from tests.e2e.command import run_here
-from tests.recovery.forker import state_of
+from tests.helpers.command import run_here
+from tests.helpers.forker import state_of
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'manege[mpi]'")
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")

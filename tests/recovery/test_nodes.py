@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from manege.rundir import RunDir
-from tests.contract.libraries import library
-from tests.e2e.command import run_here
-from tests.recovery.forker import state_of
+from tests.helpers.command import run_here
+from tests.helpers.forker import state_of
+from tests.helpers.libraries import library
 from tests.recovery.test_mpi import GRID
 
 FIRST, SECOND = "manege-1", "manege-2"

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from manege.rundir import RunDir
-from tests.e2e.command import Done, run_here
-from tests.recovery.forker import state_of
+from tests.helpers.command import Done, run_here
+from tests.helpers.forker import state_of
 
 SETPRIV = shutil.which("setpriv")
 pytestmark = pytest.mark.skipif(

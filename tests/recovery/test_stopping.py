@@ -22,8 +22,8 @@ import pytest
 from manege.failpoints import VARIABLE
 from manege.rundir import RunDir
 from manege.sampler import run_config
-from tests.e2e.command import Done, run_here
-from tests.recovery.forker import state_of
+from tests.helpers.command import Done, run_here
+from tests.helpers.forker import state_of
 
 TINY = [
     *("--preset", "paper"),

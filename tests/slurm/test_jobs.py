@@ -18,8 +18,8 @@ from PIL import Image
 
 from manege.rundir import RunDir
 from manege.sampler import open_model
-from tests.e2e.command import run_here, run_process
-from tests.recovery.forker import state_of
+from tests.helpers.command import run_here, run_process
+from tests.helpers.forker import state_of
 
 pytestmark = pytest.mark.usefixtures("slurm")
 

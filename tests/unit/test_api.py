@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.tiny import TINY
+from tests.helpers.tiny import TINY
 
 import manege
 from manege.api import start_run

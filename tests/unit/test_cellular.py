@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from tests.generators import global_generators_left_alone
-from tests.recovery.forker import Silent, state_of
+from tests.helpers.forker import Silent, state_of
+from tests.helpers.generators import global_generators_left_alone
 
 from manege.api import continue_run, start_run
 from manege.cell import HEADER, Arena, GridState, Pair, fitness

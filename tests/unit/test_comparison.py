@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny import TINY
+from tests.helpers.tiny import TINY
 
 import manege
 from manege.comparison import Comparison

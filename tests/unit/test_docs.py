@@ -14,7 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.e2e.command import run_here
+from tests.helpers.command import run_here
 
 from manege.api import start_run
 from manege.config import resolve

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.tiny import TINY
+from tests.helpers.tiny import TINY
 
 import manege
 from manege.config import DataConfig

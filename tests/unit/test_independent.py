@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.generators import global_generators_left_alone
+from tests.helpers.generators import global_generators_left_alone
 
 from manege.api import start_run
 from manege.cell import Batch, CellState, kept_out, overfitting, train_step

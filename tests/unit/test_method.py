@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from tests.generators import global_generators_left_alone
+from tests.helpers.generators import global_generators_left_alone
 
 import manege
 from manege.api import Run, start_run

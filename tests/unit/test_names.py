@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
 import manege
 
 SOURCE = Path(manege.__file__).parent
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def test_no_public_class_name_is_defined_twice() -> None:
@@ -18,3 +20,15 @@ def test_no_public_class_name_is_defined_twice() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(SOURCE)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_suite_of_tests_imports_from_another() -> None:
+    """What two of them need lies in tests/helpers."""
+    found = []
+    for path in sorted(TESTS.rglob("*.py")):
+        suite = path.relative_to(TESTS).parts[0]
+        for line in path.read_text().splitlines():
+            named = re.match(r"\s*(?:from|import) tests\.(\w+)", line)
+            if named and named[1] not in (suite, "helpers"):
+                found.append(f"{path.relative_to(TESTS)}: {line.strip()}")
+    assert found == []

@@ -16,7 +16,7 @@ import safetensors.numpy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.generators import global_generators_left_alone
+from tests.helpers.generators import global_generators_left_alone
 
 from manege.config import ALL, MlpNetworks, stream
 from manege.errors import CheckpointError, ConfigError

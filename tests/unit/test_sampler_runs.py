@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.tiny import TINY
+from tests.helpers.tiny import TINY
 
 import manege
 from manege.errors import CheckpointError

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e.command import run_here
+from tests.helpers.command import run_here
 
 from manege.runtime.sbatch import BatchJob, Request, script
 

@@ -1,6 +1,6 @@
 """A generator on one device and a discriminator on another: the bits of a pair on one.
 
-The second device is a stand-in: see `tests/second_device.py`.
+The second device is a stand-in: see `tests/helpers/second_device.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.second_device import ELSEWHERE, HERE, DeviceMismatchError, second_device
+from tests.helpers.second_device import ELSEWHERE, HERE, DeviceMismatchError, second_device
 
 from manege.cell import Arena, Batch, Noise, Pair, Streams, draw_noise, new_pair, train_step
 from manege.config import (

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from tests.pictures import noise as noisy_pictures
+from tests.helpers.pictures import noise as noisy_pictures
 
 from manege.cell import Arena, Batch, Streams, draw_noise, new_pair, noises_in_step, train_step
 from manege.config import Loss, PyramidNetworks, SpectralConstraint, Training, stream

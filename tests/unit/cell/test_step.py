@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.generators import global_generators_left_alone
-from tests.plain_form import PlainPair, doubles, plain
+from tests.helpers.generators import global_generators_left_alone
+from tests.helpers.plain_form import PlainPair, doubles, plain
 from torch.nn import functional as F
 
 from manege.cell import Batch, Noise, Streams, draw_noise, new_pair, train_step, update_generator

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny import TINY
+from tests.helpers.tiny import TINY
 
 import manege
 from manege import pictures as sheets

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.made_up import made_up, torchscript
+from tests.helpers.made_up import made_up, torchscript
 
 from manege.config import DataConfig
 from manege.data import Split, cache, set_of, survey_measured

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.generators import global_generators_left_alone
+from tests.helpers.generators import global_generators_left_alone
 
 from manege.config import DataConfig, stream
 from manege.data import PictureSet, Split, open_dataset, set_of

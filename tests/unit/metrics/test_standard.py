@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.stats import norm
-from tests.made_up import made_up
+from tests.helpers.made_up import made_up
 
 from manege.config import DataConfig, stream
 from manege.data import PictureSet, Split, set_of, stacked, survey_measured

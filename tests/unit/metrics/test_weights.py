@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.made_up import made_up
+from tests.helpers.made_up import made_up
 
 from manege.errors import DataError
 from manege.metrics import weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.generators import global_generators_left_alone
+from tests.helpers.generators import global_generators_left_alone
 from torch import Tensor
 
 from manege.config import SIZES, stream

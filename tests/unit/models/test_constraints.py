@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.plain_form import doubles
+from tests.helpers.plain_form import doubles
 from torch import Tensor, nn
 
 from manege.cell import Individual, new_pair

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.pictures import noise
+from tests.helpers.pictures import noise
 
 from manege.cell import Individual, new_pair
 from manege.config import PyramidNetworks, SpectralConstraint, Training

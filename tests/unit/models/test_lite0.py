@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.pictures import noise
+from tests.helpers.pictures import noise
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.generators import global_generators_left_alone
-from tests.plain_form import doubles, plain
+from tests.helpers.generators import global_generators_left_alone
+from tests.helpers.plain_form import doubles, plain
 
 from manege.cell import Individual
 from manege.config import (

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 from PIL import Image
-from tests.synthetic_run import grid_events, per_class_events, sheet
+from tests.helpers.synthetic_run import grid_events, per_class_events, sheet
 
 from manege.report import charts, maps, sheets
 from manege.report.axes import Scale, nice, scale_for, tick_text, told, whole_ticks

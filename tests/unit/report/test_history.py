@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.synthetic_run import grid_events, measured, per_class_events
+from tests.helpers.synthetic_run import grid_events, measured, per_class_events
 
 from manege.report.history import History
 

@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.synthetic_run import evaluation, grid_events, make_run, measured, per_class_events, trial
+from tests.helpers.synthetic_run import (
+    evaluation,
+    grid_events,
+    make_run,
+    measured,
+    per_class_events,
+    trial,
+)
 
 from manege.errors import CheckpointError, ConfigError
 from manege.pictures import grid, save_png

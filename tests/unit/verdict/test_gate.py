@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.tiny import TINY
+from tests.helpers.tiny import TINY
 
 import manege
 from manege.errors import DataError, MachineError

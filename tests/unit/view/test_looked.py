@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.synthetic_run import grid_events
+from tests.helpers.synthetic_run import grid_events
 
 from manege.view.state import Looked
 from manege.view.words import important

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from tests.synthetic_run import T0, grid_events, per_class_events
+from tests.helpers.synthetic_run import T0, grid_events, per_class_events
 
 from manege.report.history import History
 from manege.view.pace import Left, Pace

@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from tests.synthetic_run import grid_events, make_run, per_class_events
+from tests.helpers.synthetic_run import grid_events, make_run, per_class_events
 
 from manege.errors import CheckpointError
 from manege.view import following, lines, live

@@ -52,16 +52,17 @@ def write_logits(path: Path, *, value: float | None = None) -> None:
     torch.save(tensors, path)
 
 
-def write_idx(folder: Path) -> Path:
+def writeidx_bytes(folder: Path) -> Path:
     """The four files of a tiny MNIST: ten pictures of each digit to train on, one to test."""
     folder.mkdir(parents=True)
     for images, labels, each in ((IDX[0], IDX[1], 10), (IDX[2], IDX[3], 1)):
         targets = np.tile(np.arange(10, dtype=np.uint8), each)
-        (folder / images).write_bytes(_idx(noise(each, len(targets), 28, 28)))
-        (folder / labels).write_bytes(_idx(targets))
+        (folder / images).write_bytes(idx_bytes(noise(each, len(targets), 28, 28)))
+        (folder / labels).write_bytes(idx_bytes(targets))
     return folder
 
 
-def _idx(array: np.ndarray) -> bytes:
+def idx_bytes(array: np.ndarray) -> bytes:
+    """Return an array as the bytes of an idx file."""
     head = struct.pack(">I", 0x800 + array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
-    return head + array.tobytes()
+    return head + array.astype(np.uint8).tobytes()

@@ -1,7 +1,7 @@
 """Two ends that write to each other, over a channel or over MPI; run by test_letters.py.
 
-python -m tests.contract.letters channel DESCRIPTOR 0|1
-mpiexec -n 2 python -m tests.contract.letters mpi exchange|unexpected
+python -m tests.helpers.letters channel DESCRIPTOR 0|1
+mpiexec -n 2 python -m tests.helpers.letters mpi exchange|unexpected
 """
 
 from __future__ import annotations

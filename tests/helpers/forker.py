@@ -3,7 +3,7 @@
 Run as a program: torch is imported once, every training is a forked child, so hundreds of deaths
 cost seconds. Reads plans, a JSON object on a line each, and answers each with another.
 
-    python -m tests.recovery.forker < PLANS
+    python -m tests.helpers.forker < PLANS
 """
 
 from __future__ import annotations
