@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from manege.data import archives
-from tests.helpers.command import TINY
-from tests.helpers.material import write_class
-from tests.unit.data.official import (
+from tests.helpers.cifar_files import (
     COARSE,
     FINE,
     KINDS,
@@ -21,6 +19,8 @@ from tests.unit.data.official import (
     write_cifar100,
     write_tar,
 )
+from tests.helpers.command import TINY
+from tests.helpers.material import write_class
 
 from .conftest import Command
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from .samples import idx_bytes, noise, write_class
+from tests.helpers.samples import idx_bytes, noise, write_class
 
 
 @pytest.fixture(autouse=True)

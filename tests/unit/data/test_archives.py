@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.helpers.cifar_files import member, write_tar
 
 from manege.data import archives
 from manege.data.archives import unpack
 from manege.errors import DataError, MachineError
-
-from .official import member, write_tar
 
 CAPS = {"a": 1000, "b": 1000}
 GOOD = [member("d", type=tarfile.DIRTYPE), member("d/a", b"first"), member("d/b", b"x" * 513)]

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.helpers.samples import noise
 
 from manege.config import DataConfig
 from manege.data import Split, open_dataset
 from manege.data import cache as store
 from manege.errors import DataError, MachineError
-
-from .samples import noise
 
 LOAD = (
     "import sys\n"

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.helpers.samples import noise, write_class
 
 from manege.config import DataConfig
 from manege.data import Split, check, open_dataset, sheet
 from manege.errors import DataError
 from manege.pictures import BACKGROUND
-
-from .samples import noise, write_class
 
 
 def checked(root: Path, **options: object):

@@ -12,16 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from manege.config import DataConfig
-from manege.data import KNOWN, ClassCount, Dataset, Split, check, list_datasets, open_dataset
-from manege.data.cifar import CIFAR10, CIFAR100, CIFAR100_COARSE, CIFAR_DATASETS, download, locate
-from manege.data.cifar_files import read_pickled_batch
-from manege.data.dataset import survey
-from manege.data.unpickling import read_pickle
-from manege.errors import DataError, MachineError
-
-from .official import (
+from tests.helpers.cifar_files import (
     COARSE,
     FINE,
     KINDS,
@@ -38,7 +29,15 @@ from .official import (
     write_cifar10,
     write_cifar100,
 )
-from .samples import noise
+from tests.helpers.samples import noise
+
+from manege.config import DataConfig
+from manege.data import KNOWN, ClassCount, Dataset, Split, check, list_datasets, open_dataset
+from manege.data.cifar import CIFAR10, CIFAR100, CIFAR100_COARSE, CIFAR_DATASETS, download, locate
+from manege.data.cifar_files import read_pickled_batch
+from manege.data.dataset import survey
+from manege.data.unpickling import read_pickle
+from manege.errors import DataError, MachineError
 
 PYTHON, BINARY = "cifar-10-batches-py", "cifar-10-batches-bin"
 NAMES = ("cifar10", "cifar100", "cifar100-coarse")

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from tests.helpers.samples import noise
 
 from manege.data.decode import Broken, Form, decode, inspect, read_header
-
-from .samples import noise
 
 GREY, COLOUR = Form(8, 1), Form(8, 3)
 

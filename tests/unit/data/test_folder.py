@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.helpers.samples import noise, write_class
 
 from manege.config import DataConfig
 from manege.data import ClassCount, Split, open_dataset
 from manege.errors import DataError
-
-from .samples import noise, write_class
 
 
 def opened(root: Path, **options: object):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.helpers.samples import noise, write_class
 
 from manege.config import DataConfig
 from manege.data import (
@@ -25,8 +26,6 @@ from manege.data import (
 )
 from manege.data.labelled import open_images
 from manege.errors import DataError
-
-from .samples import noise, write_class
 
 LINES = [f"{place}.png,{'cat' if place < 20 else 'dog'}" for place in range(40)]
 

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.helpers.samples import idx_bytes, noise
 
 from manege.config import DataConfig
 from manege.data import KNOWN, ClassCount, Split, list_datasets, open_dataset
 from manege.data.published import FASHION, FILES, MNIST, download, locate
 from manege.errors import DataError, MachineError
-
-from .samples import idx_bytes, noise
 
 TRAIN_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 TEST_COUNTS = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]

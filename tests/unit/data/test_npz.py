@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.helpers.samples import noise
 
 from manege.config import DataConfig
 from manege.data import ClassCount, Split, open_dataset, read_set
 from manege.errors import DataError
-
-from .samples import noise
 
 LABELS = np.repeat([2, 10], 10)
 

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.helpers.samples import noise, write_class
 
 from manege.config import DataConfig
 from manege.data import PictureSet, Split, cache_folder, read_set, set_of, survey
 from manege.errors import ConfigError, DataError
-
-from .samples import noise, write_class
 
 
 def opened(root: Path, **options: object):

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from .samples import idx_bytes
+from tests.helpers.samples import idx_bytes
 
 MB = 1_000_000
 MOST = 100 * MB

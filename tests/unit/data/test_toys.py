@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.helpers.samples import write_class
 
 from manege.config import DataConfig
 from manege.config.schema import TOY_NAMES
@@ -23,8 +24,6 @@ from manege.data import (
 from manege.data.toys import open_toy
 from manege.errors import DataError
 from manege.pictures import scatter
-
-from .samples import write_class
 
 SPACING = 2 / 255
 PINNED = {

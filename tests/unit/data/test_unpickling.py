@@ -9,13 +9,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.helpers.cifar_files import (
+    DTYPE,
+    EMPTY,
+    array,
+    batch,
+    cifar10_part,
+    integer,
+    many,
+    pickled,
+    text,
+)
+from tests.helpers.samples import noise
 
 from manege.data import unpickling
 from manege.data.unpickling import read_pickle
 from manege.errors import DataError, MachineError
-
-from .official import DTYPE, EMPTY, array, batch, cifar10_part, integer, many, pickled, text
-from .samples import noise
 
 CAP = 4 << 20
 

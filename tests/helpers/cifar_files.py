@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .samples import noise
+from tests.helpers.samples import noise
 
 KINDS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FINE = tuple(f"fine_{place:02d}" for place in range(100))

@@ -1,4 +1,4 @@
-"""Small files for the tests of this folder."""
+"""Small picture files, as the tests of `data` want them."""
 
 from __future__ import annotations
 
