@@ -59,6 +59,7 @@ def test_grey_pictures_are_trained_on_features_too(tmp_path):
         (("colour", "--critic", "pixels"), "modern-pixels"),
         (("colour", "--preset", "modern", "--critic", "pixels"), "modern-pixels"),
         (("digits",), "modern"),
+        (("digits", "--set", "critic.width=8"), "modern"),
         (("mnist",), "modern"),
         (("mnist", "--critic", "pixels"), "modern-pixels"),
         (("ring8", "--networks", "mlp"), "modern-pixels"),

@@ -125,3 +125,7 @@ def test_the_example_is_at_most_ten_lines_and_runs(tmp_path, score_cache):
 def test_the_readme_shows_the_example(tmp_path):
     example = (ROOT / "examples/digits.py").read_text().split('"""\n', 1)[1].strip()
     assert example in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_is_read_in_minutes():
+    assert len((ROOT / "README.md").read_text().split()) <= 700

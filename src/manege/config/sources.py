@@ -64,13 +64,13 @@ def resolve_both(
 ) -> tuple[RunConfig, RunConfig | None]:
     """What `resolve` gives, and what is to be trained where its critic cannot see features.
 
-    The second is None where the critic sees pixels anyway, or features were asked for by name.
+    The second is None where the critic sees pixels anyway, or anything was said of the critic: a
+    key of a critic on features is a wish for one.
     """
     sources = _Sources(preset, file, flags or {}, sets)
     config = sources.config()
     other = ON_PIXELS.get(config.preset)
-    by_name = "kind" in _section(sources.given, "critic")
-    if other is None or by_name or isinstance(config.critic, PixelCritic):
+    if other is None or _section(sources.given, "critic") or isinstance(config.critic, PixelCritic):
         return config, None
     return config, sources.config(other)
 
