@@ -74,7 +74,7 @@ types: setup
 
 unit: setup
 	@echo "== tests (real datasets are used when MANEGE_DATA names their folder, else skipped)"
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=60
 
 coverage: setup
 	@echo "== coverage: the same tests, and the lines they came through in their own processes"
