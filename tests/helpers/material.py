@@ -52,7 +52,7 @@ def write_logits(path: Path, *, value: float | None = None) -> None:
     torch.save(tensors, path)
 
 
-def writeidx_bytes(folder: Path) -> Path:
+def write_idx(folder: Path) -> Path:
     """The four files of a tiny MNIST: ten pictures of each digit to train on, one to test."""
     folder.mkdir(parents=True)
     for images, labels, each in ((IDX[0], IDX[1], 10), (IDX[2], IDX[3], 1)):
