@@ -27,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.step import cpu
 
+from manege.observer import Observer
 from manege.runtime.coordinator import Coordinator
-from manege.runtime.orders import Order, Place, Send, Task
+from manege.runtime.messages import Finish, Order, Send, Task, decode
 from manege.topology import Schedule, torus
 
 ROUND_S = 30.0
@@ -71,21 +72,11 @@ class Desk:
         """Nothing is kept."""
 
 
-class Watcher:
-    """Nobody looks on."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Nothing is shown."""
-
-    def step(self, cell: str, place: Place, fraction: float) -> None:
-        """Nothing is shown."""
-
-
 class Run:
     """A coordinator, and the CPU seconds it has taken."""
 
     def __init__(self, task: Task) -> None:
-        self._coordinator = Coordinator(task, Desk(), Watcher(), {}, hosts=len(task.cells))
+        self._coordinator = Coordinator(task, Desk(), Observer(), {}, workers=len(task.cells))
         self.spent_s = 0.0
         self.messages = 0
         self.orders: list[Order] = []
@@ -102,7 +93,7 @@ class Run:
         coordinator, orders = self._coordinator, []
         start = time.process_time()
         for at_s, host, message, files in said:
-            orders += coordinator.heard(host, message, files, at_s)
+            orders += coordinator.heard(host, decode(message), files, at_s)
             orders += coordinator.tick(at_s)
         self.spent_s += time.process_time() - start
         self.messages += len(said)
@@ -241,11 +232,11 @@ def _round_end(host: int, cell: str, round_: int, at_s: float) -> Iterator[Said]
 
 def _end(run: Run, told: Sequence[Order], rounds: int, at_s: float) -> None:
     """All cells that were told to finish do, and the model is written."""
-    ends = [one for one in told if isinstance(one, Send) and one.message["is"] == "finish"]
+    ends = [one for one in told if isinstance(one, Send) and isinstance(one.message, Finish)]
     finished = {"is": "finished", "round": rounds, "spent_s": ROUND_S * rounds, "reason": ""}
-    run.hear([Said(at_s, one.host, {**finished, "cell": one.message["cell"]}) for one in ends])
+    run.hear([Said(at_s, one.worker, {**finished, "cell": one.message.cell}) for one in ends])
     writer = next(one for one in run.orders if isinstance(one, Send)).host
-    run.hear([Said(at_s, writer, {"is": "mixture", "told": {}})])
+    run.hear([Said(at_s, writer, {"is": "mixture", "record": {}})])
     run.hear([Said(at_s, writer, {"is": "combined"})])
     assert run.state == "finished"
 

@@ -9,31 +9,29 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from manege.comparison import Comparison
-from manege.comparison import compare as compare_runs
-from manege.config import RunConfig, resolve_both, shown, to_yaml
+from manege import machine
+from manege.config import RunConfig, resolve_both, shown
 from manege.errors import ConfigError
-from manege.evaluation import Evaluation, EvaluationOptions, Subject
-from manege.evaluation import evaluate as evaluate_subject
-from manege.progress import counter
-from manege.rundir import RunDir
-from manege.runtime.orders import Outcome, Watcher
-from manege.runtime.screen import Guarded, Nobody, Screen
-from manege.sampler import Model, Samples, of_run, open_model, save
+from manege.observer import Observer, Observers
+from manege.runtime.driver import Run, drive
+from manege.runtime.messages import NewRun, OldRun
 from manege.stopping import StopSignals
-from manege.trainer import Look, prepare_new, prepare_resume, run
 from manege.view.lines import Lines
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from manege.comparison import Comparison
+    from manege.evaluation import Evaluation, EvaluationOptions, Subject
+    from manege.runtime.mpi import World
+    from manege.sampler import Model, Samples
+
 __all__ = [
-    "Comparison",
-    "Evaluation",
     "Run",
     "compare",
     "continue_run",
@@ -46,20 +44,6 @@ __all__ = [
     "start_run",
     "train",
 ]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that has come to an end, or to a stop."""
-
-    path: Path
-    config: RunConfig
-    outcome: Outcome
-
-    @property
-    def model(self) -> Model:
-        """The combined sampler as it stands."""
-        return open_model(self.path)
 
 
 def train(data: str, *, out: str | Path | None = None, **options: Any) -> Run:
@@ -75,7 +59,9 @@ def train(data: str, *, out: str | Path | None = None, **options: Any) -> Run:
     flags = {"data.source": data} | {key.replace("__", "."): v for key, v in options.items()}
     config, on_pixels = resolve_both(preset=preset, file=_path_if_any("config", file), flags=flags)
     with StopSignals(_CTRL_C) as stop:
-        return start_run(config, out=_path_if_any("out", out), stop=stop, on_pixels=on_pixels)
+        observer = Observers(Lines(), stop)
+        out = _path_if_any("out", out)
+        return start_run(config, out=out, observer=observer, on_pixels=on_pixels)
 
 
 def resume(
@@ -86,11 +72,14 @@ def resume(
     Ctrl-C is as for `train`.
     """
     with StopSignals(_CTRL_C) as stop:
-        return continue_run(_path("run", run), rounds=rounds, budget_s=budget_s, stop=stop)
+        observer = Observers(Lines(), stop)
+        return continue_run(_path("run", run), rounds=rounds, budget_s=budget_s, observer=observer)
 
 
 def sample(model: str | Path | Model, count: int, **options: Any) -> Samples:
     """Draw pictures; options are those of `Model.sample`."""
+    from manege.sampler import Model, open_model
+
     opened = model if isinstance(model, Model) else open_model(_path("model", model))
     return opened.sample(count, **options)
 
@@ -107,15 +96,21 @@ def evaluate(
         options: the fields of `manege.evaluation.Options`: ``metrics``, ``samples``,
             ``per_class``, ``features``, ``classes``, ``reference``, ``seed`` and so on.
     """
+    from manege.evaluation import evaluate as evaluate_subject
+
     return evaluate_subject(subject, data, _options(options))
 
 
 def compare(runs: Iterable[str | Path], data: str | None = None, **options: Any) -> Comparison:
     """Runs side by side: differences, scores, samples; options as for `evaluate`."""
+    from manege.comparison import compare as compare_runs
+
     return compare_runs([Path(run) for run in runs], data, _options(options))
 
 
 def _options(given: Mapping[str, Any]) -> EvaluationOptions:
+    from manege.evaluation import EvaluationOptions
+
     known = [field.name for field in fields(EvaluationOptions)]
     for name in given:
         if name not in known:
@@ -132,6 +127,9 @@ def _options(given: Mapping[str, Any]) -> EvaluationOptions:
 
 def export(run: str | Path, out: str | Path) -> Model:
     """Write a run's model as it stands into a folder of its own."""
+    from manege.rundir import RunDir
+    from manege.sampler import of_run, open_model
+
     path = _path("run", run)
     model = open_model(path) if (path / "model.json").is_file() else of_run(RunDir.open(path))
     save_model(model, out)
@@ -140,11 +138,15 @@ def export(run: str | Path, out: str | Path) -> Model:
 
 def load_model(path: str | Path) -> Model:
     """The model in a model folder or a run directory."""
+    from manege.sampler import open_model
+
     return open_model(_path("path", path))
 
 
 def save_model(model: Model, out: str | Path) -> None:
     """Write a model, merged or thinned as it may be, into a folder of its own."""
+    from manege.sampler import save
+
     save(model, _path("out", out))
 
 
@@ -164,30 +166,29 @@ def _path_if_any(name: str, value: Any) -> Path | None:
     return None if value is None or (isinstance(value, str) and not value) else _path(name, value)
 
 
-def _never() -> str | None:
-    return None
-
-
 def start_run(
     config: RunConfig,
     *,
     out: Path | None = None,
-    watcher: Watcher | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    stop: Callable[[], str | None] = _never,
+    observer: Observer | None = None,
     command: str | None = None,
-    screen: Screen | None = None,
     on_pixels: RunConfig | None = None,
+    runtime: str = "inline",
+    workers: int | None = None,
 ) -> Run:
-    """A new run in this process, from opening the data to the combined model."""
-    look = Look(say, counter("feature network: seen"), stop)
-    rundir, config, dataset = prepare_new(
-        config, out, command or shlex.join(sys.argv), look, on_pixels
-    )
-    with rundir.start():
-        by = _looked_at_by(watcher, screen, rundir.path)
-        outcome = run(config, rundir, dataset, watcher=by, stop=stop, screen=by)
-    return Run(rundir.path, config, outcome)
+    """Begin a run and carry it to its end, or to a stop.
+
+    Args:
+        config: what to train, and on what.
+        out: the run directory to make; the next free one below ``runs/`` when None.
+        observer: sees the run, and may stop it; plain lines on standard error when None.
+        command: kept in the run directory; that of this process when None.
+        on_pixels: what to train where critics cannot see features.
+        runtime: inline (this process), local (processes of this machine) or mpi.
+        workers: how many processes train at the same time; None chooses.
+    """
+    command = command or shlex.join(sys.argv)
+    return _driven(NewRun(config, on_pixels, out, command), observer, runtime, workers)
 
 
 def continue_run(
@@ -195,24 +196,44 @@ def continue_run(
     *,
     rounds: int | None = None,
     budget_s: float | str | None = None,
-    watcher: Watcher | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    stop: Callable[[], str | None] = _never,
-    screen: Screen | None = None,
+    observer: Observer | None = None,
+    runtime: str = "inline",
+    workers: int | None = None,
 ) -> Run:
-    """Go on with a run in this process; a new length replaces the old, of either kind."""
-    look = Look(say, counter("feature network: seen"), stop)
-    rundir, config, dataset = prepare_resume(path, rounds=rounds, budget_s=budget_s, look=look)
-    with rundir.start():
-        by = _looked_at_by(watcher, screen, rundir.path)
-        rundir.write_config(to_yaml(config))
-        outcome = run(config, rundir, dataset, watcher=by, stop=stop, screen=by)
-    return Run(path, config, outcome)
+    """Go on with a run; a new length replaces the old, of either kind.
+
+    The other arguments are those of `start_run`.
+    """
+    most = 1 if runtime == "inline" else workers or _most_workers(runtime)
+    return _driven(OldRun(path, rounds, budget_s, most), observer, runtime, workers)
 
 
-def _looked_at_by(watcher: Watcher | None, screen: Screen | None, path: Path) -> Guarded:
-    """Who looks on, and cannot hurt the run; plain lines when nobody was named."""
-    lines = Lines()
-    guarded = Guarded(watcher or lines, screen or (lines if watcher is None else Nobody()))
-    guarded.opened(path)
-    return guarded
+def _driven(
+    request: NewRun | OldRun, observer: Observer | None, runtime: str, workers: int | None
+) -> Run:
+    observers = Observers(observer or Lines())
+    if runtime == "mpi":
+        from manege.runtime import ranks
+
+        return ranks.run(_world(), request, observers, workers)
+    if runtime == "local":
+        from manege.runtime import local
+
+        return local.run(request, observers, workers)
+    from manege.trainer import Inline
+
+    with Inline(observers) as transport:
+        return drive(request, transport, observers)
+
+
+def _most_workers(runtime: str) -> int:
+    """Return how many workers there can be at the same time."""
+    return _world().size - 1 if runtime == "mpi" else machine.cores()
+
+
+def _world() -> World:
+    from manege.runtime import mpi
+
+    found = mpi.joined()
+    assert found is not None, "an MPI job is joined before its run begins"
+    return found

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Self
 
+from manege.observer import Observer
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
-class StopSignals:
+class StopSignals(Observer):
     """Inside `with`, SIGINT, SIGTERM and SIGUSR2 are only noted; a second SIGINT interrupts.
 
     Call it to ask: the name of the signal that came, or None. Outside the main thread, where
@@ -25,6 +27,10 @@ class StopSignals:
 
     def __call__(self) -> str | None:
         """The name of the signal that came, if one did."""
+        return self._came
+
+    def should_stop(self) -> str | None:
+        """Return the name of the signal that came, if one did: it stops the run."""
         return self._came
 
     def __enter__(self) -> Self:

@@ -15,6 +15,7 @@ from manege.api import start_run
 from manege.config import resolve
 from manege.pictures import read_text
 from tests.helpers.command import TINY, run_here
+from tests.helpers.observers import StopAfter
 
 from .conftest import Command
 
@@ -405,17 +406,6 @@ def test_merging_the_models_of_two_runs_keeps_both_runs_pictures(
         assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
-class StopAfter:
-    """Asks for a stop after so many questions."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def __call__(self) -> str | None:
-        self.left -= 1
-        return "SIGTERM" if self.left < 0 else None
-
-
 @pytest.fixture
 def stopped(tmp_path: Path) -> Path:
     """A run that was stopped in its second class of three."""
@@ -431,7 +421,7 @@ def stopped(tmp_path: Path) -> Path:
         },
     )
     # Three questions while decoding, twelve steps of the first class, some of the second.
-    run = start_run(config, out=tmp_path / "stopped", stop=StopAfter(3 + 12 + 8))
+    run = start_run(config, out=tmp_path / "stopped", observer=StopAfter(3 + 12 + 8))
     assert run.outcome.state == "stopped"
     return run.path
 

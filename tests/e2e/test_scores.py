@@ -20,6 +20,7 @@ from manege.rundir import RunDir
 from manege.sampler import run_config
 from tests.helpers.command import TINY, Done, run_here
 from tests.helpers.material import noise, write_class, write_colour, write_idx, write_logits
+from tests.helpers.observers import StopAfter
 
 from .conftest import Command
 
@@ -504,17 +505,6 @@ def test_a_run_whose_class_failed_is_judged_without_it(manege: Command, run: Pat
     assert told["protocol"]["reference"]["classes"] == ["3", "8"]
 
 
-class StopAfter:
-    """Asks for a stop after so many questions."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def __call__(self) -> str | None:
-        self.left -= 1
-        return "SIGTERM" if self.left < 0 else None
-
-
 @pytest.fixture
 def stopped(tmp_path: Path, evaluated: Path) -> Path:
     """A scored run that was stopped in the last round of its last class."""
@@ -533,7 +523,7 @@ def stopped(tmp_path: Path, evaluated: Path) -> Path:
         },
     )
     # Three questions while decoding, and one for each step.
-    run = start_run(config, out=tmp_path / "stopped", stop=StopAfter(3 + 12 + 12 + 8))
+    run = start_run(config, out=tmp_path / "stopped", observer=StopAfter(3 + 12 + 12 + 8))
     assert run.outcome.state == "stopped"
     assert min(run.outcome.rounds.values()) == 1
     return run.path

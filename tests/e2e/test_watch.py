@@ -17,6 +17,7 @@ import pytest
 
 from manege.api import start_run
 from manege.config import resolve
+from manege.observer import Observer
 from manege.rundir import RunDir
 from tests.helpers.command import TINY
 from tests.helpers.terminal import CONTROL, on_terminal
@@ -92,18 +93,16 @@ def test_keys_pause_commit_draw_and_stop(tmp_path):
     assert max(b - a for a, b in pairwise(ends)) > 0.5
 
 
-class Pausing:
-    """A screen that asks for a pause of three seconds in the first round."""
+class Pausing(Observer):
+    """Asks for a pause of three seconds in the first round."""
 
     def __init__(self) -> None:
         self.looks = 0
 
-    def opened(self, path: Path) -> None: ...
-
-    def look(self, trainers: int, silent_s: float, *, paused: bool) -> None:
+    def workers(self, count: int, silent_s: float, *, paused: bool) -> None:
         self.looks += 1
 
-    def wishes(self) -> list[str]:
+    def requests(self) -> list[str]:
         return {1: ["pause", "checkpoint", "sheet"], 31: ["resume"]}.get(self.looks, [])
 
 
@@ -135,8 +134,7 @@ def test_ctrl_z_gives_the_terminal_back_and_the_run_goes_on_later(tmp_path):
 def test_a_pause_is_part_of_no_round_and_what_is_asked_for_is_done(tmp_path):
     sets = ["networks.kind=mlp", "networks.hidden=16", "data.classes=[3]"]
     config = resolve(preset="paper", flags={"data.source": "digits", "rounds": 2}, sets=sets)
-    screen = Pausing()
-    run = start_run(config, out=tmp_path / "run", screen=screen)
+    run = start_run(config, out=tmp_path / "run", observer=Pausing())
     assert run.outcome.state == "finished"
     events = list(RunDir.open(tmp_path / "run").events())
     kinds = [event["event"] for event in events]

@@ -24,16 +24,13 @@ import torch
 from manege import failpoints
 from manege.api import continue_run, start_run
 from manege.config import RunConfig, resolve
+from manege.observer import Observer
 from manege.rundir import RunDir
 from manege.sampler import run_config
 
 
-class Silent:
-    """A watcher that does not care."""
-
-    def event(self, event: dict) -> None: ...
-
-    def step(self, cell: str, step: object, fraction: float) -> None: ...
+class Silent(Observer):
+    """An observer that does not care."""
 
 
 def config(**sets: str) -> RunConfig:
@@ -102,13 +99,13 @@ def main(plan: dict) -> dict:
     """Every failpoint of the plan: killed there, resumed, compared with the undisturbed run."""
     work, settings = Path(plan["work"]), config(**plan["sets"])
     reference = work / "reference"
-    assert forked(lambda: start_run(settings, out=reference, watcher=Silent())) == 0
+    assert forked(lambda: start_run(settings, out=reference, observer=Silent())) == 0
     wanted = state_of(reference)
     results = []
     for number, failpoint in enumerate(plan["failpoints"]):
         path = work / f"killed-{number}"
-        begin = partial(start_run, settings, out=path, watcher=Silent())
-        go_on = partial(continue_run, path, watcher=Silent())
+        begin = partial(start_run, settings, out=path, observer=Silent())
+        go_on = partial(continue_run, path, observer=Silent())
         deaths = forked(begin, failpoint)
         again = sum(forked(go_on, second) == -signal.SIGKILL for second in plan["then"])
         finished = forked(go_on)

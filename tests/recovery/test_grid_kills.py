@@ -132,7 +132,7 @@ class Stopper(Silent):
     def step(self, cell: str, step: object, fraction: float) -> None:
         self._left -= 1
 
-    def __call__(self) -> str | None:
+    def should_stop(self) -> str | None:
         return "SIGTERM" if self._left == 0 else None
 
 
@@ -143,7 +143,7 @@ TOUCHY = GRID | {"cellular.opponents": "neighbourhood", "cellular.replacement": 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     path = tmp_path_factory.mktemp("undisturbed") / "run"
-    start_run(config(**TOUCHY), out=path, watcher=Silent())
+    start_run(config(**TOUCHY), out=path, observer=Silent())
     return state_of(path)
 
 
@@ -157,7 +157,7 @@ def test_a_damaged_newest_checkpoint_of_a_cell_never_changes_the_result(
 ):
     """Or, where neighbours have gone on too far to take it along, the run is refused."""
     path, stopper = tmp_path / "run", Stopper(steps)
-    start_run(config(**TOUCHY), out=path, watcher=stopper, stop=stopper)
+    start_run(config(**TOUCHY), out=path, observer=stopper)
     rundir = RunDir.open(path)
     newest, older = rundir.commits(cell)
     rounds = {one: rundir.commits(one)[0].round_ for one in rundir.cells()}
@@ -167,5 +167,5 @@ def test_a_damaged_newest_checkpoint_of_a_cell_never_changes_the_result(
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     with suppress(CheckpointError) if ahead == 2 else nullcontext():
-        continue_run(path, watcher=Silent())
+        continue_run(path, observer=Silent())
         assert state_of(path) == undisturbed

@@ -23,9 +23,9 @@ from manege.config import resolve
 from manege.errors import MachineError
 from manege.failpoints import TRAINER, VARIABLE
 from manege.rundir import RunDir
-from manege.runtime.blame import DEATHS_AT_ONE_STEP
-from manege.runtime.carrying import new_run
-from manege.runtime.serving import DriveOptions, Server
+from manege.runtime.messages import NewRun
+from manege.runtime.policies import DEATHS_AT_ONE_STEP
+from manege.runtime.serving import Server
 from tests.helpers.command import run_here
 from tests.helpers.forker import Silent, state_of
 from tests.helpers.material import write_class
@@ -468,21 +468,21 @@ def test_a_server_killed_before_training_is_one_line_and_resume_goes_on(point, t
 def test_a_server_that_is_dead_already_is_one_line_too(tmp_path):
     """In the test above it may be dying when it is asked."""
     config = resolve(preset="paper", flags={"data.source": "digits", "data.classes": ["3"]})
-    manner = DriveOptions(1, Silent(), lambda text: None, None, lambda: None)
+    asked = NewRun(config, None, tmp_path / "run", "test")
     with Server() as server:
-        prepared = server.prepare(new_run(config, tmp_path / "run", "test"), manner)
+        prepared = server.prepare(asked, Silent())
         server.kill()
         assert server.channel.wait(60)
         # An agent hears of it before it is asked to load anything.
         with pytest.raises(MachineError, match="trainer server died while loading the run"):
             server.answers()
         with pytest.raises(MachineError, match="trainer server died while loading the run"):
-            server.bind(prepared, manner)
+            server.load(prepared, Silent())
     with Server() as server:
         server.kill()
         assert server.channel.wait(60)
         with pytest.raises(MachineError, match="trainer server died while preparing the run"):
-            server.prepare(new_run(config, tmp_path / "other", "test"), manner)
+            server.prepare(asked, Silent())
 
 
 def test_trainers_without_memory_are_started_again(undisturbed, tmp_path):

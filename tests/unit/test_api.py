@@ -21,6 +21,7 @@ import manege
 from manege.api import start_run
 from manege.config import resolve
 from manege.errors import ConfigError
+from manege.observer import Observer
 from manege.rundir import RunDir
 
 SMALL = {**TINY, "data__classes": ["3"], "data__limit_per_class": 40}
@@ -106,8 +107,8 @@ def test_a_run_in_another_thread_trains_and_leaves_signals_alone(tmp_path):
 # Whoever looks on.
 
 
-class Breaking:
-    """A watcher and a screen of which one part breaks whenever it is called."""
+class Breaking(Observer):
+    """An observer of which one part breaks whenever it is called."""
 
     def __init__(self, part: str) -> None:
         self._part = part
@@ -127,23 +128,23 @@ class Breaking:
     def opened(self, path: Path) -> None:
         self._called("opened")
 
-    def look(self, trainers: int, silent_s: float, *, paused: bool) -> None:
-        self._called("look")
+    def workers(self, count: int, silent_s: float, *, paused: bool) -> None:
+        self._called("workers")
 
-    def wishes(self) -> list[str]:
-        self._called("wishes")
+    def requests(self) -> list[str]:
+        self._called("requests")
         return ["a pony"] if self._part == "nonsense" else []
 
 
-@pytest.mark.parametrize("part", ["event", "step", "opened", "look", "wishes", "nonsense"])
-def test_a_watcher_that_breaks_is_left_out_and_the_run_goes_on(part, tmp_path, capsys):
-    watcher = Breaking(part)
+@pytest.mark.parametrize("part", ["event", "step", "opened", "workers", "requests", "nonsense"])
+def test_an_observer_that_breaks_is_left_out_and_the_run_goes_on(part, tmp_path, capsys):
+    observer = Breaking(part)
     flags = {key.replace("__", "."): value for key, value in SMALL.items() if key != "preset"}
     config = resolve(preset="paper", flags={"data.source": "digits", **flags, "rounds": 2})
-    run = start_run(config, out=tmp_path / "run", watcher=watcher, screen=watcher)
+    run = start_run(config, out=tmp_path / "run", observer=observer)
     assert run.outcome.state == "finished"
     assert RunDir.open(run.path).status()["state"] == "finished"
-    assert watcher.calls == (0 if part == "nonsense" else 1)
+    assert observer.calls == (0 if part == "nonsense" else 1)
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "Breaking" in line]
     why = (
         "ValueError: .*'a pony'.*" if part == "nonsense" else "ZeroDivisionError: of my own making"

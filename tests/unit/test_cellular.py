@@ -1226,7 +1226,7 @@ def undisturbed(tmp_path_factory):
     path = tmp_path_factory.mktemp("grid") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MANEGE_CACHE", str(tmp_path_factory.getbasetemp() / "cellular-cache"))
-        run = start_run(_points(), out=path, watcher=Silent())
+        run = start_run(_points(), out=path, observer=Silent())
     assert run.outcome.state == "finished"
     return path
 
@@ -1250,7 +1250,7 @@ def test_cells_go_round_by_round_and_use_centres_only_once_they_are_safe(undistu
 
 def test_a_grid_s_budget_ends_it_with_whole_rounds(tmp_path):
     config = _points("rounds=null", budget_s=0.4)
-    run = start_run(config, out=tmp_path / "run", watcher=Silent())
+    run = start_run(config, out=tmp_path / "run", observer=Silent())
     assert run.outcome.state == "finished"
     (rounds,) = set(run.outcome.rounds.values())
     assert rounds > 0
@@ -1271,14 +1271,14 @@ class Stopper(Silent):
     def step(self, cell: str, step: object, fraction: float) -> None:
         self._left -= 1
 
-    def __call__(self) -> str | None:
+    def should_stop(self) -> str | None:
         return "SIGTERM" if self._left == 0 else None
 
 
 def _stopped_after(steps: int, run, *args: Any, **more: Any):
     """A run that was stopped after so many steps, if it had them."""
     stopper = Stopper(steps)
-    return run(*args, watcher=stopper, stop=stopper, **more)
+    return run(*args, observer=stopper, **more)
 
 
 @pytest.mark.parametrize("steps", [1, 5, 20, 36])
@@ -1292,7 +1292,7 @@ def test_a_grid_stopped_anywhere_and_resumed_ends_in_the_same_bits(tmp_path, und
     again = _stopped_after(4, continue_run, path)
     if steps < 30:
         assert again.outcome.state == "stopped"
-        again = continue_run(path, watcher=Silent())
+        again = continue_run(path, observer=Silent())
     assert again.outcome.state == "finished"
     assert state_of(path) == state_of(undisturbed)
     assert again.model.digest == of_run(RunDir.open(undisturbed)).digest
@@ -1300,8 +1300,8 @@ def test_a_grid_stopped_anywhere_and_resumed_ends_in_the_same_bits(tmp_path, und
 
 def test_a_grid_made_longer_is_what_a_long_one_would_be(tmp_path, undisturbed):
     path = tmp_path / "run"
-    start_run(_points(rounds=1), out=path, watcher=Silent())
-    continue_run(path, rounds=3, watcher=Silent())
+    start_run(_points(rounds=1), out=path, observer=Silent())
+    continue_run(path, rounds=3, observer=Silent())
     ours = {name: value for name, value in state_of(path).items() if "round-000001" not in name}
     assert ours == state_of(undisturbed)
 
@@ -1309,7 +1309,7 @@ def test_a_grid_made_longer_is_what_a_long_one_would_be(tmp_path, undisturbed):
 def test_a_run_that_went_on_after_its_end_forgets_the_mixture_of_that_end(tmp_path):
     """Its weights and its score were those of other generators."""
     path = tmp_path / "run"
-    first = start_run(_points(rounds=1), out=path, watcher=Silent())
+    first = start_run(_points(rounds=1), out=path, observer=Silent())
     old = first.model.components[0].trained["score"]
     stopped = _stopped_after(20, continue_run, path, rounds=3)
     assert stopped.outcome.state == "stopped"
@@ -1328,7 +1328,7 @@ def test_a_cell_that_breaks_down_once_heals_and_the_grid_finishes(tmp_path):
         return cell == "0-1" and (state.round_, state.step, state.attempt) == (1, 2, 0)
 
     with Breaking(once):
-        run = start_run(_points(*ATTEMPTS), out=tmp_path / "run", watcher=Silent())
+        run = start_run(_points(*ATTEMPTS), out=tmp_path / "run", observer=Silent())
     assert run.outcome.state == "finished"
     (rollback,) = _events(run.path, "rollback")
     assert (rollback["cell"], rollback["round"], rollback["attempt"]) == ("0-1", 2, 1)
@@ -1347,7 +1347,7 @@ def test_a_cell_that_always_breaks_down_is_frozen_and_the_others_go_on(tmp_path,
         return cell == "0-1" and state.round_ == round_ - 1 and state.step == 1
 
     with Breaking(always):
-        run = start_run(_points(*ATTEMPTS), out=path, watcher=Silent())
+        run = start_run(_points(*ATTEMPTS), out=path, observer=Silent())
     assert run.outcome.state == "failed"
     reason = f"the generator's loss is not finite in round {round_}, at 2 attempts"
     assert run.outcome.failed == {"0-1": reason}
@@ -1361,13 +1361,13 @@ def test_a_cell_that_always_breaks_down_is_frozen_and_the_others_go_on(tmp_path,
     assert run.model.sample(8).pictures.shape == (8, 1, 1, 2)
 
     # It stays frozen, and the others finish as if there had been no end.
-    longer = continue_run(path, rounds=4, watcher=Silent())
+    longer = continue_run(path, rounds=4, observer=Silent())
     assert longer.outcome.state == "failed"
     assert longer.outcome.failed == {"0-1": reason}
     assert longer.outcome.rounds == {"0-1": round_ - 1, **dict.fromkeys(others, 4)}
     with Breaking(always):
         config = _points(*ATTEMPTS, rounds=4)
-        undivided = start_run(config, out=tmp_path / "undivided", watcher=Silent())
+        undivided = start_run(config, out=tmp_path / "undivided", observer=Silent())
     ours = {k: v for k, v in state_of(path).items() if "round-000003.png" not in k}
     assert ours == state_of(undivided.path)
 
@@ -1388,8 +1388,8 @@ def test_a_crash_while_a_cell_is_given_up_leaves_a_run_that_can_be_finished(tmp_
     with monkeypatch.context() as patch, Breaking(lambda cell, state: cell == "0-1"):
         patch.setattr(RunDir, "write_pending", write)
         with pytest.raises(PowerCut):
-            start_run(_points(*ATTEMPTS), out=path, watcher=Silent())
-    again = continue_run(path, watcher=Silent())
+            start_run(_points(*ATTEMPTS), out=path, observer=Silent())
+    again = continue_run(path, observer=Silent())
     assert {again.outcome.rounds[cell] for cell in ("0-0", "1-0", "1-1")} == {3}
     assert again.model.sample(4).pictures.shape == (4, 1, 1, 2)
 
@@ -1406,7 +1406,7 @@ def test_a_stop_beside_a_frozen_cell_resumes_to_the_same_bits(tmp_path):
         if steps > 0:
             assert run.outcome.state == "stopped"
             assert "0-0" in run.outcome.failed
-            run = continue_run(path, watcher=Silent())
+            run = continue_run(path, observer=Silent())
         assert run.outcome.state == "failed"
         ends.append(state_of(path))
     assert ends[0] == ends[1]
@@ -1420,7 +1420,7 @@ def test_an_offspring_broken_by_its_last_step_never_reaches_a_neighbour(tmp_path
 
     config = _points("cellular.replacement=always")
     with Breaking(last):
-        run = start_run(config, out=tmp_path / "run", watcher=Silent())
+        run = start_run(config, out=tmp_path / "run", observer=Silent())
     others = [one for one in _events(run.path, "round") if one["cell"] != "0-0"]
     assert {(one["cell"], one["round"]) for one in others} >= {("0-1", 3), ("1-0", 3), ("1-1", 3)}
     for one in others:
@@ -1436,15 +1436,15 @@ def test_an_offspring_broken_by_its_last_step_never_reaches_a_neighbour(tmp_path
 def test_a_grid_of_one_cell_that_fails_is_tried_again_on_resume(tmp_path):
     path = tmp_path / "run"
     with Breaking(lambda cell, state: state.round_ == 1 and state.step == 1):
-        run = start_run(_points(*ONE_CELL), out=path, watcher=Silent())
+        run = start_run(_points(*ONE_CELL), out=path, observer=Silent())
     assert run.outcome.failed == {ALL: "the generator's loss is not finite in round 2"}
-    again = continue_run(path, watcher=Silent())
+    again = continue_run(path, observer=Silent())
     assert again.outcome.state == "finished"
 
 
 def test_a_grid_of_which_all_cells_fail_has_no_model_and_says_so(tmp_path):
     with Breaking(lambda cell, state: state.step == 1):
-        run = start_run(_points(), out=tmp_path / "run", watcher=Silent())
+        run = start_run(_points(), out=tmp_path / "run", observer=Silent())
     assert run.outcome.state == "failed"
     assert set(run.outcome.failed) == {"0-0", "0-1", "1-0", "1-1"}
     assert not (run.path / "model").exists()
@@ -1454,7 +1454,7 @@ def test_a_grid_of_which_all_cells_fail_has_no_model_and_says_so(tmp_path):
 
 def test_isolated_cells_train_one_after_another(tmp_path):
     config = _points("cellular.neighbourhood.kind=isolated", rounds=2)
-    run = start_run(config, out=tmp_path / "run", watcher=Silent())
+    run = start_run(config, out=tmp_path / "run", observer=Silent())
     told = [(one["cell"], one["round"]) for one in _events(run.path, "round")]
     assert told == [(cell, r) for cell in ("0-0", "0-1", "1-0", "1-1") for r in (1, 2)]
     assert len(run.model.components) == 1

@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.helpers.command import run_here
+from tests.helpers.observers import StopWhen
 
 from manege.api import start_run
 from manege.config import resolve
@@ -42,7 +43,7 @@ def test_events_of_real_runs_fit_the_schema_and_the_page(tmp_path, score_cache, 
         """Ask for the end after the first round."""
         return "SIGTERM" if written.exists() and '"round","' in written.read_text() else None
 
-    run = start_run(config, out=tmp_path / "run", stop=stop)
+    run = start_run(config, out=tmp_path / "run", observer=StopWhen(stop))
     assert run.outcome.state == "stopped"
     from manege.api import continue_run
 

@@ -9,9 +9,11 @@ import pytest
 from manege import device
 from manege.config import resolve
 from manege.data import open_dataset
+from manege.observer import Observer
+from manege.runtime.messages import CommitWritten, Opened, TakeCell
 from manege.trainer.binding import bound_method
 from manege.trainer.host import Host
-from manege.trainer.preparing import Look, prepare_new
+from manege.trainer.preparing import prepare_new
 
 SETTINGS = (
     *("networks.hidden=8", "networks.latent=4", "training.batches_per_round=2"),
@@ -25,11 +27,9 @@ def test_who_is_frozen_before_it_ever_committed_is_saved_as_it_began(quiet, tmp_
     """Its neighbours go on with its first centre, and the model may draw from it."""
     flags = {"data.source": "ring8", "method": "cellular", "rounds": 2, "training.batch": 20}
     config = resolve(flags=flags, sets=(*SETTINGS, "cellular.rows=2", "cellular.columns=2"))
-    rundir, config, _ = prepare_new(
-        config, tmp_path / "run", "test", Look(lambda text: None, None, lambda: None)
-    )
+    rundir, config, _ = prepare_new(config, tmp_path / "run", "test", Observer())
     bound = bound_method(config, open_dataset(config.data), rundir, device.CPU)
-    told: list[dict[str, Any]] = []
+    told: list[Any] = []
     with rundir.start():
         host = Host(
             bound,
@@ -39,7 +39,7 @@ def test_who_is_frozen_before_it_ever_committed_is_saved_as_it_began(quiet, tmp_
             listen=lambda: None,
             tell_every_s=0.0,
         )
-        host.handle({"is": "host", "cell": "0-1", "quiet": quiet, **HOSTED})
-    assert [message["is"] for message in told] == ["opened", *(["commit"] if quiet else [])]
+        host.handle(TakeCell("0-1", quiet=quiet, **HOSTED))
+    assert [type(message) for message in told] == [Opened, *([CommitWritten] if quiet else [])]
     if quiet:
-        assert told[-1]["round"] == 0
+        assert told[-1].round == 0

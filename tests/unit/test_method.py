@@ -14,6 +14,7 @@ import pytest
 import safetensors.numpy
 import torch
 from tests.helpers.generators import global_generators_left_alone
+from tests.helpers.observers import StopWhen
 
 import manege
 from manege.api import Run, start_run
@@ -417,7 +418,7 @@ def test_a_stopped_run_draws_with_the_best_so_far(tmp_path):
     def stop() -> str | None:
         return "SIGTERM" if path.exists() and len(_events(path, "round")) >= 5 else None
 
-    done = start_run(_config(tmp_path, rounds=50, **SCORED), out=path, stop=stop)
+    done = start_run(_config(tmp_path, rounds=50, **SCORED), out=path, observer=StopWhen(stop))
     assert done.outcome.state == "stopped"
     found = _commit(path)
     assert found.meta["final"] is None

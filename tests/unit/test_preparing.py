@@ -14,12 +14,25 @@ from manege.config import RunConfig, resolve
 from manege.data import Split, open_dataset
 from manege.data.folder import FolderSource
 from manege.errors import ConfigError
+from manege.observer import Observer
 from manege.rundir import RunDir
 from manege.sampler import run_config
-from manege.trainer import Look, prepare_new, prepare_resume
+from manege.trainer import prepare_new, prepare_resume
 from manege.trainer.preparing import CPU_VARIABLES
 
-LOOK = Look(lambda text: None, None, lambda: None)
+SILENT = Observer()
+
+
+class Saying(Observer):
+    """Keeps what is said."""
+
+    def __init__(self, said: list[str]) -> None:
+        self._said = said
+
+    def say(self, text: str) -> None:
+        self._said.append(text)
+
+
 UNMEASURED = "stability.every_rounds=null"
 
 
@@ -45,14 +58,14 @@ def configured(animals: Path, *sets: str) -> RunConfig:
 
 def begun(animals: Path, *sets: str) -> Path:
     run = animals.parent / "run"
-    prepare_new(configured(animals, *sets), run, "test", LOOK)
+    prepare_new(configured(animals, *sets), run, "test", SILENT)
     return run
 
 
 def resume(run: Path) -> list[str]:
     """What was said."""
     said: list[str] = []
-    prepare_resume(run, rounds=None, budget_s=None, look=LOOK._replace(say=said.append))
+    prepare_resume(run, rounds=None, budget_s=None, observer=Saying(said))
     return said
 
 
@@ -223,7 +236,7 @@ def trained(run: Path, **cells: tuple[int, float]) -> None:
 def length(run: Path, trainers: int = 1, **asked: int | str) -> tuple[int | None, float | None]:
     """Rounds and seconds of a run that is to go on with what is asked."""
     given = {"rounds": None, "budget_s": None, **asked}
-    config = prepare_resume(run, **given, look=LOOK, trainers=trainers).config
+    config = prepare_resume(run, **given, observer=SILENT, workers=trainers).config
     return config.rounds, config.budget_s
 
 

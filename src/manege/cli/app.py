@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ from manege.errors import (
     ConfigError,
 )
 from manege.version import __version__
+
+if TYPE_CHECKING:
+    from manege.api import Run
 
 _WIDEST_SHEET = 40
 
@@ -256,7 +259,7 @@ def train(
             again += ["--tensorboard"] if tensorboard else []
             given = [] if out else ["--out", str(path)]
             raise typer.Exit(launching.run(job, path, more=given, again=again))
-    how = running.How(runtime, workers, tensorboard)
+    how = running.RunOptions(runtime, workers, tensorboard)
     done = running.start(settings, out, how, on_pixels)
     _report(done, as_json=json_)
 
@@ -284,7 +287,7 @@ def resume(
     job.check()
     if job.launch is not None:
         raise typer.Exit(launching.run(job, run))
-    how = running.How(runtime, workers, tensorboard)
+    how = running.RunOptions(runtime, workers, tensorboard)
     _report(running.go_on(run, rounds, budget, how), as_json=json_)
 
 
@@ -398,7 +401,7 @@ def _grid(text: str | None) -> dict[str, Any]:
     return {"cellular.rows": int(rows), "cellular.columns": int(columns)}
 
 
-def _report(run: running.Done, *, as_json: bool) -> None:
+def _report(run: Run, *, as_json: bool) -> None:
     """Print how the run ended; exit with its code."""
     from manege.progress import duration
 

@@ -17,10 +17,22 @@ import numpy as np
 
 from manege import failpoints, machine
 from manege.errors import EXIT_FAILED_CELL, EXIT_FINE, EXIT_STOPPED, ManegeError
+from manege.observer import Observer
+from manege.runtime import messages
+from manege.runtime.messages import (
+    Died,
+    EndJob,
+    Loaded,
+    Prepared,
+    Refused,
+    Said,
+    decode,
+    encode,
+)
 from manege.runtime.mirrors import Mirrors, Shown
 from manege.runtime.mpi import World
-from manege.runtime.serving import DriveOptions, PreparedRun, Server, prepared_of
-from manege.runtime.trainers import Died, Said, Trainers
+from manege.runtime.serving import Server
+from manege.runtime.trainers import Trainers
 from manege.stopping import StopSignals
 
 _SHORT_S, _LONG_S = 0.001, 0.005
@@ -30,7 +42,6 @@ _ORPHANED = 70
 """The exit code of a rank whose coordinator is lost: a launcher may start the job again."""
 _ORDERLY = (EXIT_FINE, EXIT_FAILED_CELL, EXIT_STOPPED)
 """Exit codes of runs whose trainers were told to quit."""
-_ABOUT_OTHERS = ("slot", "centre", "frozen")
 
 
 def serve(world: World) -> int:
@@ -49,11 +60,13 @@ def serve(world: World) -> int:
 
 def _without_server(world: World, error: ManegeError) -> int:
     """Tell rank 0 why there can be no trainer here; return the exit code that it says then."""
-    world.post(0, {"is": "refused", "code": error.exit_code, "text": str(error)})
+    world.post(0, encode(Refused(error.exit_code, str(error))))
     while 0 not in world.lost():
         for _, content in world.poll():
-            if not isinstance(content, np.ndarray) and content["is"] == "end":
-                return int(content["code"])
+            if isinstance(content, np.ndarray):
+                continue
+            if isinstance(message := decode(content), EndJob):
+                return message.code
         time.sleep(_LONG_S)
     return _ORPHANED
 
@@ -65,7 +78,7 @@ class _Agent:
         self._stop = stop
         self._signalled = False
         self._refused = False
-        self._bound_to: PreparedRun | None = None
+        self._bound_to: Prepared | None = None
         self._trainers: Trainers | None = None
         """Once the server is bound."""
         self._shown = Shown(world, world.rank, world.size)
@@ -82,12 +95,12 @@ class _Agent:
                 self._refuse(error.exit_code, str(error))
             if time.monotonic() - beaten_at > _BEAT_S:
                 beaten_at = time.monotonic()
-                self._world.post(0, {"is": "beat"})
+                self._post(messages.RankAlive())
             if 0 in self._world.lost():
                 return self._orphaned()
             if not self._signalled and (name := self._stop()):
                 self._signalled = True
-                self._world.post(0, {"is": "signal", "name": name})
+                self._post(messages.Signalled(name))
         if self._trainers is not None and self._code in _ORDERLY:
             self._trainers.await_end()
         else:
@@ -104,7 +117,7 @@ class _Agent:
             if isinstance(content, np.ndarray):
                 self._mirrors.fill(content)
             else:
-                self._obey(rank, content)
+                self._obey(rank, decode(content))
         return found
 
     def _listen(self, timeout_s: float) -> None:
@@ -117,24 +130,28 @@ class _Agent:
         if self._refused:
             return
         for message in self._server.answers():
-            if message["is"] == "bound":
-                node = self._node(int(message["devices"]))
-                self._world.post(0, {**message, "rank": self._world.rank, "node": node})
+            if isinstance(message, Loaded):
+                self._post(self._node(message))
                 assert self._bound_to is not None
                 seats = (self._world.local_rank, self._world.local_size)
-                self._trainers = Trainers(self._server, self._bound_to, _quietly(), seats)
+                self._trainers = Trainers(self._server, self._bound_to, Observer(), seats)
             else:
-                self._world.post(0, message)
+                self._post(message)
 
-    def _node(self, devices: int) -> dict[str, Any]:
-        """What this machine has."""
-        return {
-            "number": self._world.node,
-            "name": os.uname().nodename,
-            "cores": machine.cores(),
-            "bytes": machine.free_bytes(),
-            "devices": devices,
-        }
+    def _node(self, loaded: Loaded) -> messages.NodeLoaded:
+        """Return what this machine has."""
+        return messages.NodeLoaded(
+            self._world.rank,
+            loaded,
+            number=self._world.node,
+            name=os.uname().nodename,
+            cores=machine.cores(),
+            free_bytes=machine.free_bytes(),
+        )
+
+    def _post(self, message: Any) -> None:
+        """Send the coordinator's rank a message."""
+        self._world.post(0, encode(message))
 
     def _orphaned(self) -> int:
         """The coordinator is lost: nobody would give files their names."""
@@ -149,81 +166,70 @@ class _Agent:
     def _refuse(self, code: int, text: str) -> None:
         """Nothing more can be done here: rank 0 ends the job."""
         self._refused = True
-        self._world.post(0, {"is": "refused", "code": code, "text": text})
+        self._post(Refused(code, text))
 
-    def _obey(self, rank: int, message: dict[str, Any]) -> None:
-        match message["is"]:
-            case "prepare":
+    def _obey(self, rank: int, message: Any) -> None:
+        match message:
+            case messages.NewRun() | messages.OldRun():
                 self._server.ask(message)
-            case "bind":
-                self._bound_to = prepared_of(message)
+            case messages.Load(path, config):
+                self._bound_to = Prepared(path, config)
                 self._server.ask(message)
-            case "start":
-                self._known.start(int(message["host"]))
-            case "tell":
-                self._tell(int(message["host"]), message["message"], message["slots"])
-            case "kill":
-                self._known.drop(int(message["host"]))
-                self._mirrors.look_away(int(message["host"]))
-            case "follow":
-                self._shown.follow(int(message["slot"]), rank)
-            case "unfollow":
-                self._shown.unfollow(int(message["slot"]), rank)
-            case "holds":
-                lengths = tuple((str(kind), int(length)) for kind, length in message["lengths"])
-                self._mirrors.hold(int(message["slot"]), lengths)
-            case "filled":
-                self._mirrors.filled(int(message["slot"]))
-            case "forget":
-                self._shown.forget(int(message["slot"]))
-            case "end":
-                self._code = int(message["code"])
+            case messages.Start(worker):
+                self._known.start(worker)
+            case messages.Send(worker, told, slots):
+                self._tell(worker, told, slots)
+            case messages.Kill(worker):
+                self._known.drop(worker)
+                self._mirrors.look_away(worker)
+            case messages.Close(slot):
+                self._shown.forget(slot)
+            case messages.Follow(slot):
+                self._shown.follow(slot, rank)
+            case messages.Unfollow(slot):
+                self._shown.unfollow(slot, rank)
+            case messages.SlotHolds(slot, lengths):
+                self._mirrors.hold(slot, lengths)
+            case messages.SlotFilled(slot):
+                self._mirrors.filled(slot)
+            case EndJob(code):
+                self._code = code
             case other:
-                raise ValueError(f"an agent knows no message {other!r}")
+                raise ValueError(f"nobody tells an agent {other!r}")
 
-    def _tell(self, host: int, message: dict[str, Any], slots: list[int]) -> None:
-        if message["is"] == "host":
-            self._mirrors.look_away(host, str(message["cell"]))
-        if message["is"] not in _ABOUT_OTHERS:
-            self._give(host, message, ())
-        elif not slots:
-            self._mirrors.tell(host, message)
-        elif (number := int(slots[0])) % self._world.size != self._world.rank:
-            self._mirrors.tell(host, message, number)
-        else:
-            # A trainer of this rank shows it: its own memory will do.
-            self._mirrors.look_away(host, str(message["cell"]))
-            file = self._shown.file(number)
-            if file is not None:
-                self._give(host, message, (file,))
+    def _tell(self, worker: int, message: Any, slots: tuple[int, ...]) -> None:
+        match message:
+            case messages.TakeCell(cell):
+                self._mirrors.look_away(worker, cell)
+                self._known.send(worker, message)
+            case messages.SlotShown(cell) if slots[0] % self._world.size == self._world.rank:
+                # A trainer of this rank shows it: its own memory will do.
+                self._mirrors.look_away(worker, cell)
+                file = self._shown.file(slots[0])
+                if file is not None:
+                    self._known.send(worker, message, (file,))
+            case messages.SlotShown():
+                self._mirrors.tell(worker, message, slots[0])
+            case messages.CentreShown() | messages.CellFrozen():
+                self._mirrors.tell(worker, message)
+            case _:
+                self._known.send(worker, message)
 
-    def _give(self, host: int, message: dict[str, Any], files: tuple[int, ...]) -> None:
-        self._known.send(host, message, files)
+    def _give(self, worker: int, message: Any, files: tuple[int, ...]) -> None:
+        self._known.send(worker, message, files)
 
     def _hand_on(self, heard: Said | Died) -> None:
         if isinstance(heard, Died):
-            self._world.post(0, {"is": "dead", "host": heard.host, "how": heard.how})
+            self._post(heard)
             return
-        host, message, files = heard
-        numbers = [self._shown.add(host, str(message["cell"]), file) for file in files]
-        if message["is"] == "round":
+        worker, message = heard.worker, heard.message
+        numbers = tuple(self._shown.add(worker, message.cell, file) for file in heard.files)
+        if isinstance(message, messages.RoundDone):
             # Before it is told of, so that it is there, or under way.
-            self._shown.shows(host, str(message["cell"]), int(message["round"]))
-        self._world.post(0, {"is": "said", "host": host, "message": message, "slots": numbers})
+            self._shown.shows(worker, message.cell, message.round)
+        self._post(Said(worker, message, numbers))
 
     @property
     def _known(self) -> Trainers:
         assert self._trainers is not None, "told of trainers before there can be any"
         return self._trainers
-
-
-class _Nobody:
-    """Looks on and sees nothing."""
-
-    def event(self, event: dict[str, Any]) -> None: ...
-
-    def step(self, cell: str, place: object, fraction: float) -> None: ...
-
-
-def _quietly() -> DriveOptions:
-    return DriveOptions(None, _Nobody(), lambda text: None, None, lambda: None)

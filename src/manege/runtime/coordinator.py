@@ -10,28 +10,27 @@ See docs/decisions/0007-coordinator-and-hosts.md for the messages.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from manege.runtime.blame import DEATHS_AT_ONE_STEP, count_death, guilty
-from manege.runtime.board import CellStatuses
+from manege.errors import MachineError
+from manege.observer import Asks, Observer, Place
+from manege.runtime import messages
 from manege.runtime.ledger import Cell, Group, WorkerRecord
-from manege.runtime.lengths import share_s, was_frozen, was_settled
-from manege.runtime.orders import (
-    Close,
-    Desk,
-    Kill,
-    Order,
-    Outcome,
-    Place,
-    Refused,
-    Send,
-    Start,
-    Task,
-    Watcher,
+from manege.runtime.messages import Close, Kill, Order, Send, Start, Task
+from manege.runtime.policies import (
+    DEATHS_AT_ONE_STEP,
+    better_place,
+    bound_s,
+    count_death,
+    share_s,
+    still_since,
+    suspect,
+    was_frozen,
+    was_settled,
 )
-from manege.runtime.patience import bound_s, still_since
-from manege.runtime.placing import better_place
+from manege.runtime.run_writer import CellStatuses, RunWriter
 
 STOP_S = 5.0
 """Time to commit when the run is to stop."""
@@ -41,30 +40,42 @@ PLACE_S = 2.0
 """How often to look whether cells would be better off elsewhere."""
 
 
+@dataclass
+class Outcome:
+    """How a run ended."""
+
+    state: str
+    """finished, stopped, or failed when at least one cell did."""
+    rounds: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Cells that failed, and why."""
+    seconds: float = 0.0
+
+
 class Coordinator:
     """One run, from its first order to its outcome."""
 
     def __init__(
         self,
         task: Task,
-        desk: Desk,
-        watcher: Watcher,
+        writer: RunWriter,
+        observer: Observer,
         status: Mapping[str, Any],
         *,
-        hosts: int,
+        workers: int,
     ) -> None:
-        """A run over these cells.
+        """Begin with cells that no worker has.
 
         Args:
             task: what is to be done.
-            desk: the run directory.
-            watcher: sees every event and many steps.
+            writer: writes into the run directory.
+            observer: sees every event and many steps.
             status: what each cell had come to when the run was last left, by their keys.
-            hosts: how many to keep going at most.
+            workers: how many to keep going at most.
         """
         self._task = task
-        self._desk = desk
-        self._watcher = watcher
+        self._writer = writer
+        self._observer = observer
         self._groups = [Group(keys) for keys in task.groups]
         group_of = {key: group for group in self._groups for key in group.keys}
         self._cells = {key: Cell(key, group_of[key]) for key in task.cells}
@@ -78,12 +89,12 @@ class Coordinator:
         """Cells that hear nobody and wait for a host, the longest work first."""
         self._moving: tuple[Cell, int] | None = None
         """The cell that leaves its host, and for which other."""
-        self._wanted = hosts
+        self._wanted = workers
         self._hosts: dict[int, WorkerRecord] = {}
         self._started = 0
         self._orders: list[Order] = []
         self._now = self._began_at = self._looked_at = self._placed_at = 0.0
-        self._board = CellStatuses(desk, self._cells)
+        self._statuses = CellStatuses(writer, self._cells)
         self._stop: tuple[str, float] | None = None
         self._combine_deaths = 0
         self.paused = False
@@ -96,7 +107,7 @@ class Coordinator:
     def begin(self, now: float) -> list[Order]:
         """The run starts."""
         self._now = self._began_at = now
-        self._emit("run_started", **self._task.told)
+        self._emit("run_started", **self._task.record)
         unsettled = []
         for group in self._groups:
             cells = [self._cells[key] for key in group.keys]
@@ -106,7 +117,7 @@ class Coordinator:
             else:
                 unsettled += cells
         if unsettled:
-            self._desk.write_status(mixture=None)  # That of an earlier end.
+            self._writer.write_status(mixture=None)  # That of an earlier end.
             for _ in range(min(self._wanted, len(unsettled))):
                 self._start_host()
             self._place_all([cell for cell in unsettled if cell.group.many])
@@ -117,30 +128,66 @@ class Coordinator:
             self._end_if_done()
         return self._take_orders()
 
-    def heard(
-        self, number: int, message: Mapping[str, Any], files: tuple[int, ...], now: float
-    ) -> list[Order]:
-        """A host said something; of one that was given up nothing is believed."""
+    def heard(self, number: int, message: Any, files: tuple[int, ...], now: float) -> list[Order]:
+        """Take in what a worker said; of one that was given up nothing is believed."""
         self._now = now
         host = self._hosts.get(number)
         if host is None or self.outcome is not None:
             return [Close(file) for file in files]
         host.heard_at, host.heard = now, True
-        kind = str(message["is"])
-        if kind == "refused":
-            raise Refused(int(message["code"]), str(message["text"]))
-        if kind != "beat":
+        if not isinstance(message, messages.Beat):
             host.moved_at = now
-        if kind == "crashed":
-            self._hear_crashed(host, message)
-        elif message.get("cell") is not None:
-            cell = self._cells[str(message["cell"])]
-            if cell.host != number:
-                return [Close(file) for file in files]  # It was taken away from this host.
-            getattr(self, f"_hear_{kind}")(host, cell, message, *([files] if files else []))
-        else:
-            getattr(self, f"_hear_{kind}")(host, message)
+        match message:
+            case messages.Beat():
+                self._hear_beat(host, message)
+            case messages.Emitted(event, fields):
+                self._emit(event, **fields)
+            case messages.FileWritten(aside, path):
+                self._writer.adopt_file(aside, path)
+            case messages.CellsStopped():
+                self._hear_stopped(host, message)
+            case messages.Crashed():
+                self._hear_crashed(host, message)
+            case messages.MixtureChosen(record):
+                self._writer.write_status(mixture=record)
+                self._send(host, messages.Noted())
+            case messages.Combined():
+                host.combines = False
+                self._close("failed" if self._failed() else "finished")
+            case messages.Refused():
+                raise message.error()
+            case _:
+                cell = self._cells[message.cell]
+                if cell.host != number:
+                    return [Close(file) for file in files]  # It was taken away from this worker.
+                self._hear_of_cell(host, cell, message, files)
         return self._take_orders()
+
+    def _hear_of_cell(
+        self, host: WorkerRecord, cell: Cell, message: Any, files: tuple[int, ...]
+    ) -> None:
+        match message:
+            case messages.Opened():
+                self._hear_opened(cell, message, files)
+            case messages.Stepped():
+                self._hear_step(host, cell, message)
+            case messages.CommitWritten():
+                self._hear_commit(host, cell, message)
+            case messages.RoundDone():
+                self._hear_round(cell, message)
+            case messages.TimeUp():
+                cell.come_to(cell.round_, message.spent_s)
+                if cell.state == "running" and self._stop is None:
+                    self._finish(cell, "budget")
+            case messages.Released():
+                self._hear_released(host, cell, message)
+            case messages.CellFinished():
+                self._hear_finished(cell, message)
+            case messages.GaveUp():
+                cell.come_to(message.round, message.spent_s)
+                self._fail(cell, message.reason)
+            case other:
+                raise ValueError(f"a worker does not tell the coordinator {other!r}")
 
     def died(self, number: int, how: str, now: float) -> list[Order]:
         """A trainer is dead: its cells are taken up again by another."""
@@ -156,7 +203,7 @@ class Coordinator:
             self._end_if_done()
             return self._take_orders()
         self._emit("trainer_died", trainer=number, how=how, cells=[cell.key for cell in lost])
-        blamed = guilty(host, self._cells)
+        blamed = suspect(host, self._cells)
         for cell in lost:
             self._let_go(cell)
             if not cell.frozen:
@@ -168,7 +215,7 @@ class Coordinator:
             self._combine_deaths += 1
             if self._combine_deaths >= DEATHS_AT_ONE_STEP:
                 how = host.words or how
-                raise Refused(3, f"writing the model failed {self._combine_deaths} times: {how}")
+                raise MachineError(f"writing the model failed {self._combine_deaths} times: {how}")
         # A frozen cell is there for the others of its group only.
         again = [cell for cell in lost if not cell.frozen or self._going(cell.group)]
         if again or host.combines or self._queue:
@@ -210,18 +257,18 @@ class Coordinator:
         if self._stop is None and self.outcome is None:
             self._stop = (reason, now)
             for host in self._hosts.values():
-                self._send(host, "stop", reason=reason)
+                self._send(host, messages.Stop(reason))
             self._end_if_done()
         return self._take_orders()
 
-    def wish(self, kind: str, now: float) -> list[Order]:
-        """Somebody at the screen asks for a pause, its end, a checkpoint or sample sheets."""
+    def ask(self, what: Asks, now: float) -> list[Order]:
+        """Somebody who watches asks for a pause, its end, a checkpoint or sample sheets."""
         self._now = now
         if self._stop is None and self.outcome is None:
-            if kind in ("pause", "resume"):
-                self.paused = kind == "pause"
+            if what in ("pause", "resume"):
+                self.paused = what == "pause"
             for host in self._hosts.values():
-                self._send(host, kind)
+                self._send(host, messages.Asked(what))
         return self._take_orders()
 
     def heartbeat(self) -> tuple[int, float]:
@@ -234,26 +281,20 @@ class Coordinator:
         """Of every cell."""
         return {key: cell.state for key, cell in self._cells.items()}
 
-    # What hosts say.
+    # What workers say.
 
-    def _hear_opened(
-        self,
-        host: WorkerRecord,
-        cell: Cell,
-        message: Mapping[str, Any],
-        files: tuple[int, ...] = (),
-    ) -> None:
-        self._note_progress(cell, message)
-        cell.place = (cell.round_, int(message["step"]))
-        cell.whole = int(message["step"]) == 0
-        if message.get("verified") is not None:
-            self._desk.trust(cell.key, message["verified"])
+    def _hear_opened(self, cell: Cell, message: messages.Opened, files: tuple[int, ...]) -> None:
+        cell.come_to(message.round, message.spent_s)
+        cell.place = (cell.round_, message.step)
+        cell.whole = message.step == 0
+        if message.verified is not None:
+            self._writer.trust(cell.key, message.verified)
         cell.slot = files
         if cell.frozen:
             cell.deaths.clear()
         if cell.state == "opening":
             cell.turn("running")
-            self._emit("cell_started", cell=cell.key, round=cell.round_, step=message["step"])
+            self._emit("cell_started", cell=cell.key, round=cell.round_, step=message.step)
             self._note(cell, "running")
         if self._stop is not None:
             return
@@ -265,54 +306,41 @@ class Coordinator:
             self._show(cell, other)
         self._allow(cell.group)
 
-    def _hear_event(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
-        self._emit(str(message["event"]), **message["fields"])
-
-    def _hear_step(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
-        place = Place(int(message["round"]), int(message["step"]), int(message["steps"]))
+    def _hear_step(self, host: WorkerRecord, cell: Cell, message: messages.Stepped) -> None:
+        place = Place(message.round, message.step, message.steps)
         cell.place = (place.round_, place.step)
         cell.whole = False
         host.stepped = True
         host.working = cell.key
-        self._watcher.step(cell.key, place, float(message["fraction"]))
+        self._observer.step(cell.key, place, message.fraction)
 
-    def _hear_commit(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
-        num_bytes = self._desk.adopt(cell.key, message["pending"])
-        if cell.state in (
-            "running",
-            "leaving",
-        ):  # What it may still train while it is to end is no progress.
+    def _hear_commit(self, host: WorkerRecord, cell: Cell, message: messages.CommitWritten) -> None:
+        num_bytes = self._writer.adopt(cell.key, message.pending)
+        # What a cell may still train while it is to end is no progress.
+        if cell.state in ("running", "leaving"):
             cell.deaths.clear()
-        cell.come_to(cell.round_, float(message["spent_s"]))
+        cell.come_to(cell.round_, message.spent_s)
         self._emit(
             "commit",
             cell=cell.key,
-            round=message["round"],
-            step=message["step"],
+            round=message.round,
+            step=message.step,
             bytes=num_bytes,
-            seconds=message["seconds"],
+            seconds=message.seconds,
         )
-        self._send(host, "adopted", cell=cell.key)
+        self._send(host, messages.Adopted(cell.key))
 
-    def _hear_file(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
-        self._desk.adopt_file(str(message["aside"]), str(message["path"]))
-
-    def _hear_round(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
-        self._note_progress(cell, message)
+    def _hear_round(self, cell: Cell, message: messages.RoundDone) -> None:
+        cell.come_to(message.round, message.spent_s)
         cell.whole = True
-        took_s = float(message["seconds"])
+        took_s = message.seconds
         cell.round_s = took_s if cell.round_s is None else (cell.round_s + took_s) / 2
         for other in self._around(cell):
-            self._send(other, "centre", cell=cell.key, round=cell.round_)
+            self._send(other, messages.CentreShown(cell.key, cell.round_))
         self._allow(cell.group)
 
-    def _hear_over(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
-        cell.come_to(cell.round_, float(message["spent_s"]))
-        if cell.state == "running" and self._stop is None:
-            self._finish(cell, "budget")
-
-    def _hear_released(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
-        self._note_progress(cell, message)
+    def _hear_released(self, host: WorkerRecord, cell: Cell, message: messages.Released) -> None:
+        cell.come_to(message.round, message.spent_s)
         if self._stop is not None:
             self._leave(cell, "stopped")
             self._end_if_done()
@@ -328,58 +356,45 @@ class Coordinator:
         )
         self._host_cell(cell, other)
 
-    def _hear_finished(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
-        self._note_progress(cell, message)
+    def _hear_finished(self, cell: Cell, message: messages.CellFinished) -> None:
+        cell.come_to(message.round, message.spent_s)
         self._emit(
             "cell_finished",
             cell=cell.key,
             round=cell.round_,
-            reason=message["reason"],
+            reason=message.reason,
             spent_s=round(cell.spent_s, 3),
         )
         self._leave(cell, "finished")
         self._feed()
         self._end_if_done()
 
-    def _hear_stopped(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
-        for key, (round_, spent_s) in message["cells"].items():
-            self._cells[key].come_to(int(round_), float(spent_s))
+    def _hear_stopped(self, host: WorkerRecord, message: messages.CellsStopped) -> None:
+        for key, (round_, spent_s) in message.cells.items():
+            self._cells[key].come_to(round_, spent_s)
         for key in list(host.cells):
             self._leave(self._cells[key], "stopped")
         host.stopped = True
         self._end_if_done()
 
-    def _hear_failed(self, host: WorkerRecord, cell: Cell, message: Mapping[str, Any]) -> None:
-        self._note_progress(cell, message)
-        self._fail(cell, str(message["reason"]))
-
-    def _hear_crashed(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
-        """The trainer will die of it; it may not have come to train a cell, or have let it go."""
-        host.words = str(message["text"])
-        if message["cell"] in host.cells:
-            host.broke_over = str(message["cell"])
-            place = (int(message["round"]), int(message["step"]))
-            self._cells[host.broke_over].place = place
-        blamed = guilty(host, self._cells)
+    def _hear_crashed(self, host: WorkerRecord, message: messages.Crashed) -> None:
+        """The worker will die of it; it may not have come to train a cell, or have let it go."""
+        host.words = message.text
+        if message.cell is not None and message.cell in host.cells:
+            host.broke_over = message.cell
+            self._cells[message.cell].place = (message.round, message.step)
+        blamed = suspect(host, self._cells)
         if blamed is not None:
-            self._desk.log(blamed.key, str(message["traceback"]))
+            self._writer.log(blamed.key, message.traceback)
 
-    def _hear_mixture(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
-        self._desk.write_status(mixture=message["told"])
-        self._send(host, "noted")
-
-    def _hear_combined(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
-        host.combines = False
-        self._close("failed" if self._failed() else "finished")
-
-    def _hear_beat(self, host: WorkerRecord, message: Mapping[str, Any]) -> None:
-        host.longest_s = max(host.longest_s, float(message["longest_s"]))
+    def _hear_beat(self, host: WorkerRecord, message: messages.Beat) -> None:
+        host.longest_s = max(host.longest_s, message.longest_s)
         opens = any(self._cells[key].place is None for key in host.cells)
-        if message["working"] in host.cells:
-            host.working = str(message["working"])
+        if message.working in host.cells:
+            host.working = message.working
         elif not opens and not host.combines:
             host.moved_at = self._now
-        since = still_since(host, self._now, float(message["age_s"]), opens=opens)
+        since = still_since(host, self._now, message.age_s, opens=opens)
         if self._now - since > self._bound_s(host):
             # It beats, but does not get on: counts as silence.
             host.heard_at = since
@@ -392,7 +407,7 @@ class Coordinator:
         self._hosts[host.number] = host
         self._orders.append(Start(host.number))
         if self.paused:
-            self._send(host, "pause")
+            self._send(host, messages.Asked("pause"))
         return host
 
     def _place_all(self, cells: Sequence[Cell]) -> None:
@@ -428,7 +443,7 @@ class Coordinator:
             self._moving = cell, move.host
             cell.turn("leaving")
             assert cell.host is not None
-            self._send(self._hosts[cell.host], "release", cell=cell.key)
+            self._send(self._hosts[cell.host], messages.Release(cell.key))
 
     def _host_cell(self, cell: Cell, host: WorkerRecord) -> None:
         quiet = cell.frozen or was_frozen(cell)
@@ -447,16 +462,17 @@ class Coordinator:
         cell.place = None
         self._send(
             host,
-            "host",
-            cell=cell.key,
-            share_s=cell.share_s,
-            cells=len(cell.group.keys),
-            until=cell.until,
-            quiet=quiet,
-            elsewhere=cell.group.many and self._wanted > 1,
-            watched=bool(cell.deaths),
+            messages.TakeCell(
+                cell.key,
+                share_s=cell.share_s,
+                cells=len(cell.group.keys),
+                until=cell.until,
+                quiet=quiet,
+                elsewhere=cell.group.many and self._wanted > 1,
+                watched=bool(cell.deaths),
+            ),
         )
-        for key in self._task.around[cell.key]:
+        for key in self._task.links[cell.key]:
             other = self._cells[key]
             if other.host not in (None, host.number) and other.slot:
                 self._show(other, host)
@@ -464,20 +480,20 @@ class Coordinator:
     def _show(self, cell: Cell, host: WorkerRecord) -> None:
         """Tell a host where a cell elsewhere shows its centres, and which."""
         if cell.slot:
-            self._send(host, "slot", cell=cell.key, files=cell.slot)
-            self._send(host, "centre", cell=cell.key, round=cell.round_)
+            self._send(host, messages.SlotShown(cell.key), cell.slot)
+            self._send(host, messages.CentreShown(cell.key, cell.round_))
         if cell.frozen:
-            self._send(host, "frozen", cell=cell.key)
+            self._send(host, messages.CellFrozen(cell.key))
 
     def _around(self, cell: Cell) -> list[WorkerRecord]:
         """Other hosts that want to know of a cell."""
-        others = (self._cells[key] for key in self._task.around[cell.key])
+        others = (self._cells[key] for key in self._task.links[cell.key])
         numbers = dict.fromkeys(other.host for other in others if other.listens)
         return [self._hosts[one] for one in numbers if one is not None and one != cell.host]
 
     def _goes_in_step(self, group: Group) -> bool:
         """Whether a group's cells are let go on one round at a time."""
-        return group.many and self._task.budget_s is not None and self._task.waits
+        return group.many and self._task.budget_s is not None and self._task.synchronous
 
     def _going(self, group: Group) -> list[Cell]:
         return [self._cells[key] for key in group.keys if not self._cells[key].settled]
@@ -519,7 +535,7 @@ class Coordinator:
             self._aim(group, behind + 1)
             for cell in going:
                 if cell.host is not None:
-                    self._send(self._hosts[cell.host], "until", cell=cell.key, round=behind + 1)
+                    self._send(self._hosts[cell.host], messages.RunUntil(cell.key, behind + 1))
 
     def _is_over(self, group: Group) -> bool:
         share = self._cells[group.keys[0]].share_s
@@ -537,7 +553,7 @@ class Coordinator:
             cell.ending = reason
         host = self._hosts[cell.host]
         host.moved_at, host.stepped = self._now, False
-        self._send(host, "finish", cell=cell.key, reason=reason)
+        self._send(host, messages.Finish(cell.key, reason))
 
     def _fail(self, cell: Cell, reason: str) -> None:
         """Give a cell up; to its neighbours it stays what it last showed."""
@@ -548,13 +564,13 @@ class Coordinator:
         cell.deaths.clear()
         self._note(cell, "failed", reason=reason)
         # At once: its neighbours go on as if it had not been for them.
-        self._board.write(self._now)
+        self._statuses.write(self._now)
         if not cell.group.many:
             self._let_go(cell)
         elif cell.slot:
             # Without, its next host will have to show what it last was.
             for other in self._around(cell):
-                self._send(other, "frozen", cell=cell.key)
+                self._send(other, messages.CellFrozen(cell.key))
         self._allow(cell.group)
         self._feed()
         self._end_if_done()
@@ -566,7 +582,7 @@ class Coordinator:
             return
         times = len(cell.deaths)
         if cell.frozen:
-            raise Refused(3, f"{cell.key}: nobody can take it up, {times} trainers died: {words}")
+            raise MachineError(f"{cell.key}: nobody can take it up, {times} trainers died: {words}")
         self._fail(cell, f"its trainer died {times} times in round {cell.round_ + 1}: {words}")
 
     def _leave(self, cell: Cell, state: str) -> None:
@@ -610,7 +626,7 @@ class Coordinator:
 
     def _combine(self, host: WorkerRecord) -> None:
         host.combines, host.moved_at = True, self._now
-        self._send(host, "combine", failed=sorted(self._failed()))
+        self._send(host, messages.Combine(tuple(sorted(self._failed()))))
 
     def _failed(self) -> dict[str, str]:
         return {
@@ -637,8 +653,8 @@ class Coordinator:
         for cell in self._cells.values():
             self._let_go(cell)
         for host in self._hosts.values():
-            self._send(host, "quit")
-        self._board.write(self._now, state=state)
+            self._send(host, messages.Quit())
+        self._statuses.write(self._now, state=state)
 
     def _bound_s(self, host: WorkerRecord) -> float:
         return bound_s(host, len(self._cells))
@@ -647,20 +663,15 @@ class Coordinator:
         return max((host.longest_s for host in self._hosts.values()), default=0.0)
 
     def _note(self, cell: Cell, state: str, **more: Any) -> None:
-        self._board.note(cell, state, self._task.budget_s, **more)
+        self._statuses.note(cell, state, self._task.budget_s, **more)
 
-    def _note_progress(self, cell: Cell, message: Mapping[str, Any]) -> None:
-        cell.come_to(int(message["round"]), float(message["spent_s"]))
-
-    def _send(
-        self, host: WorkerRecord, kind: str, files: Iterable[int] = (), **fields: Any
-    ) -> None:
-        self._orders.append(Send(host.number, {"is": kind, **fields}, tuple(files)))
+    def _send(self, host: WorkerRecord, message: Any, files: tuple[int, ...] = ()) -> None:
+        self._orders.append(Send(host.number, message, files))
 
     def _emit(self, event: str, **fields: Any) -> None:
-        self._watcher.event(self._desk.append(event, **fields))
+        self._observer.event(self._writer.append(event, **fields))
 
     def _take_orders(self) -> list[Order]:
-        self._board.write_if_due(self._now)
+        self._statuses.write_if_due(self._now)
         taken, self._orders = self._orders, []
         return taken

@@ -7,26 +7,35 @@ others end too.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 from manege import failpoints, machine
-from manege.runtime.carrying import Finished, carry_out
-from manege.runtime.orders import Task
-from manege.runtime.serving import DriveOptions, PreparedRun, Server
-from manege.runtime.trainers import Died, Said, Trainers
+from manege.observer import Observer, Observers
+from manege.runtime.driver import Deliver, Run, drive
+from manege.runtime.messages import (
+    Close,
+    Kill,
+    NewRun,
+    OldRun,
+    Order,
+    Prepared,
+    Send,
+    Start,
+    Task,
+)
+from manege.runtime.serving import Server
+from manege.runtime.trainers import Trainers
 
 
-def carried_out(request: Mapping[str, Any], manner: DriveOptions) -> Finished:
-    """A run on processes of this machine."""
+def run(request: NewRun | OldRun, observer: Observers, workers: int | None) -> Run:
+    """Drive a run on processes of this machine; `workers` None chooses how many."""
     machine.allow_many_files()
     with Server() as server:
         failpoints.only_for(None)
-        carrier = _Here(server, manner)
+        transport = _Local(server, observer, workers)
         try:
-            return carry_out(request, carrier, manner)
+            return drive(request, transport, observer)
         finally:
-            carrier.close()
+            transport.close()
 
 
 def choose_workers(cells: int, threads: int, bytes_each: int) -> tuple[int, str]:
@@ -50,49 +59,49 @@ def choose_workers(cells: int, threads: int, bytes_each: int) -> tuple[int, str]
     return workers, why
 
 
-class _Here:
-    """Carries messages to and from trainers of this machine."""
+class _Local:
+    """Reaches workers of this machine."""
 
-    def __init__(self, server: Server, manner: DriveOptions) -> None:
+    watches = True
+
+    def __init__(self, server: Server, observer: Observer, workers: int | None) -> None:
         self._server = server
-        self._manner = manner
+        self._observer = observer
+        self._workers = workers
         self._trainers: Trainers | None = None
 
-    def prepare(self, request: Mapping[str, Any]) -> PreparedRun:
-        return self._server.prepare(request, self._manner)
+    def prepare(self, request: NewRun | OldRun) -> Prepared:
+        return self._server.prepare(request, self._observer)
 
-    def bind(self, prepared: PreparedRun) -> tuple[Task, int]:
-        task, bytes_each = self._server.bind(prepared, self._manner)
-        workers = self._manner.workers
+    def load(self, prepared: Prepared) -> tuple[Task, int]:
+        loaded = self._server.load(prepared, self._observer)
+        workers = self._workers
         if workers is None:
             threads = prepared.config.threads_per_cell
-            workers, why = choose_workers(len(task.cells), threads, bytes_each)
-            self._manner.say(f"workers: {workers} ({why})")
-        self._trainers = Trainers(self._server, prepared, self._manner)
-        return task, workers
+            workers, why = choose_workers(len(loaded.task.cells), threads, loaded.bytes_each)
+            self._observer.say(f"workers: {workers} ({why})")
+        self._trainers = Trainers(self._server, prepared, self._observer)
+        return loaded.task, workers
 
     @property
     def _bound(self) -> Trainers:
         assert self._trainers is not None
         return self._trainers
 
-    def start(self, host: int) -> None:
-        self._bound.start(host)
+    def carry(self, order: Order) -> None:
+        match order:
+            case Send(worker, message, files):
+                self._bound.send(worker, message, files)
+            case Start(worker):
+                self._bound.start(worker)
+            case Kill(worker):
+                self._bound.drop(worker)
+            case Close(file):
+                os.close(file)
 
-    def send(self, host: int, message: dict[str, Any], files: tuple[int, ...]) -> None:
-        self._bound.send(host, message, files)
-
-    def drop(self, host: int) -> None:
-        self._bound.drop(host)
-
-    def forget(self, file: int) -> None:
-        os.close(file)
-
-    def hear(self, timeout_s: float) -> Iterator[Said | Died]:
-        return self._bound.hear(timeout_s)
-
-    def stopped_by(self) -> str | None:
-        return self._manner.stop()
+    def poll(self, timeout_s: float, deliver: Deliver) -> None:
+        for heard in self._bound.hear(timeout_s):
+            deliver(heard)
 
     def await_end(self) -> None:
         self._bound.await_end()

@@ -16,10 +16,21 @@ from typing import Any, Protocol
 import numpy as np
 
 from manege.errors import MachineError
+from manege.runtime.messages import (
+    CellFrozen,
+    CentreShown,
+    Follow,
+    SlotFilled,
+    SlotHolds,
+    SlotShown,
+    Unfollow,
+    encode,
+)
 from manege.runtime.slots import CentreSlot, Lengths, payload_bytes, split, stated_lengths
 
 MAX_BYTES = (1 << 31) - 1
 """Of a round's arrays, at most: what MPI counts in one message."""
+AboutOther = SlotShown | CentreShown | CellFrozen
 _HEAD = struct.Struct("<QQ")
 """A slot's number and the round, before the round's arrays."""
 
@@ -81,12 +92,12 @@ class Shown:
         owned = self._slots.get(number)
         if owned is None:
             return  # Its cell has gone elsewhere, where it shows itself anew.
-        self._post.post(rank, {"is": "holds", "slot": number, "lengths": owned.lengths})
+        self._post.post(rank, encode(SlotHolds(number, owned.lengths)))
         newest = owned.slot.newest()
         owned.followers[rank] = -1
         for round_ in () if newest is None else (newest - 1, newest):
             self._send(number, owned, round_)
-        self._post.post(rank, {"is": "filled", "slot": number})
+        self._post.post(rank, encode(SlotFilled(number)))
 
     def unfollow(self, number: int, rank: int) -> None:
         """It does not any more."""
@@ -140,14 +151,14 @@ class _Look:
     """A trainer that looks at a cell elsewhere, and what it is still to be told of it."""
 
     number: int
-    held: deque[dict[str, Any]] = field(default_factory=deque)
+    held: deque[Any] = field(default_factory=deque)
 
 
 class Mirrors:
     """Slots of other ranks, as far as trainers here look at them."""
 
     def __init__(
-        self, post: Post, size: int, give: Callable[[int, dict[str, Any], tuple[int, ...]], None]
+        self, post: Post, size: int, give: Callable[[int, Any, tuple[int, ...]], None]
     ) -> None:
         """No trainer looks at any.
 
@@ -162,15 +173,15 @@ class Mirrors:
         self._mirrors: dict[int, _Mirror] = {}
         self._looks: dict[tuple[int, str], _Look] = {}
 
-    def tell(self, host: int, message: dict[str, Any], number: int | None = None) -> None:
+    def tell(self, host: int, message: AboutOther, number: int | None = None) -> None:
         """Give a trainer a message about a cell, once what it speaks of is here.
 
         Args:
             host: the trainer.
-            message: slot, centre or frozen.
+            message: that the cell shows a slot, or a centre, or shows no more.
             number: the slot elsewhere that it is to look at from now on.
         """
-        key = host, str(message["cell"])
+        key = host, message.cell
         if number is not None:
             self._look(key, number)
         if key in self._looks:
@@ -215,7 +226,7 @@ class Mirrors:
         self._looks[key] = _Look(number)
         if number not in self._mirrors:
             self._mirrors[number] = _Mirror()
-            self._post.post(number % self._size, {"is": "follow", "slot": number})
+            self._post.post(number % self._size, encode(Follow(number)))
         if before is not None:
             self._leave(before.number)
 
@@ -225,7 +236,7 @@ class Mirrors:
             mirror = self._mirrors.pop(number)
             if mirror.slot is not None:
                 mirror.slot.close()
-            self._post.post(number % self._size, {"is": "unfollow", "slot": number})
+            self._post.post(number % self._size, encode(Unfollow(number)))
 
     def _release_all(self, number: int) -> None:
         for key, look in list(self._looks.items()):
@@ -239,7 +250,7 @@ class Mirrors:
         while look.held and _is_true(look.held[0], mirror):
             message = look.held.popleft()
             files: tuple[int, ...] = ()
-            if message["is"] == "slot":
+            if isinstance(message, SlotShown):
                 assert mirror.slot is not None
                 files = (mirror.slot.fileno(),)
             self._give(key[0], message, files)
@@ -253,7 +264,7 @@ def _check_size(lengths: Lengths) -> None:
         )
 
 
-def _is_true(message: Mapping[str, Any], mirror: _Mirror) -> bool:
-    if message["is"] == "centre":
-        return mirror.newest >= int(message["round"])
+def _is_true(message: AboutOther, mirror: _Mirror) -> bool:
+    if isinstance(message, CentreShown):
+        return mirror.newest >= message.round
     return mirror.filled

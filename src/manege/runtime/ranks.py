@@ -5,37 +5,58 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from manege import failpoints, machine
 from manege.errors import MachineError
-from manege.runtime.carrying import Finished, carry_out
-from manege.runtime.mpi import Letter, World
-from manege.runtime.orders import Task
-from manege.runtime.serving import (
-    DriveOptions,
-    PreparedRun,
-    answer,
-    binding,
-    bound_of,
-    prepared_of,
-    preparing,
-    refusal,
+from manege.observer import Observer, Observers
+from manege.runtime.driver import Deliver, Run, drive
+from manege.runtime.messages import (
+    Close,
+    Died,
+    EndJob,
+    Kill,
+    Load,
+    NewRun,
+    NodeLoaded,
+    OldRun,
+    Order,
+    Prepared,
+    Refused,
+    Said,
+    Send,
+    Signalled,
+    Start,
+    Task,
+    decode,
+    encode,
 )
-from manege.runtime.trainers import Died, Said
+from manege.runtime.mpi import Letter, World
+from manege.runtime.serving import answer
 
 _NAP_S = 0.002
 _SILENCE_S = 3.0
 
 
-def carried_out(world: World, request: Mapping[str, Any], manner: DriveOptions) -> Finished:
-    """A run on the other ranks of the job."""
+def run(world: World, request: NewRun | OldRun, observer: Observer, workers: int | None) -> Run:
+    """Drive a run on the other ranks of the job; `workers` None is one on each."""
     machine.allow_many_files()
     failpoints.only_for(None)
-    return carry_out(request, _Ranks(world, manner), manner)
+    signals = _Signals()
+    both = Observers(observer, signals)
+    return drive(request, _Ranks(world, both, signals, workers), both)
+
+
+class _Signals(Observer):
+    """Stops the run when a rank was sent a signal."""
+
+    came: str | None = None
+
+    def should_stop(self) -> str | None:
+        return self.came
 
 
 class Node(NamedTuple):
@@ -84,103 +105,105 @@ def least_loaded(
 
 
 class _Ranks:
-    """Carries messages to and from trainers of other ranks; files are the numbers of slots."""
+    """Reaches workers of other ranks; files are the numbers of slots."""
 
-    def __init__(self, world: World, manner: DriveOptions) -> None:
+    watches = True
+
+    def __init__(
+        self, world: World, observer: Observer, signals: _Signals, workers: int | None
+    ) -> None:
         self._world = world
-        self._manner = manner._replace(stop=self.stopped_by)
-        self._own_stop = manner.stop
-        self._signal: str | None = None
+        self._observer = observer
+        self._signals = signals
+        self._workers = workers
         self._letters: deque[Letter] = deque()
         self._where: dict[int, int] = {}
-        """The rank of every trainer."""
+        """The rank of every worker."""
         self._load = dict.fromkeys(range(1, world.size), 0)
-        """Trainers of every rank."""
+        """Workers of every rank."""
         self._nodes: dict[int, Node] = {}
         """The machine of every rank."""
         self._heard_at = dict.fromkeys(range(1, world.size), time.monotonic())
-        """When each agent was last heard of: one that hangs is given no trainer."""
+        """When each agent was last heard of: one that hangs is given no worker."""
 
-    def prepare(self, request: Mapping[str, Any]) -> PreparedRun:
-        self._world.post(1, preparing(request))
-        return prepared_of(answer(self._receive, "prepared", self._manner))
+    def prepare(self, request: NewRun | OldRun) -> Prepared:
+        self._post(1, request)
+        return answer(self._receive, Prepared, self._observer)
 
-    def bind(self, prepared: PreparedRun) -> tuple[Task, int]:
+    def load(self, prepared: Prepared) -> tuple[Task, int]:
         for rank in self._load:
-            self._world.post(rank, binding(prepared))
-        answers = [answer(self._receive, "bound", self._manner) for _ in self._load]
-        said = {int(one["rank"]): Node(**one["node"]) for one in answers}
+            self._post(rank, Load(prepared.path, prepared.config))
+        answers = [answer(self._receive, NodeLoaded, self._observer) for _ in self._load]
+        said = {
+            one.rank: Node(one.number, one.name, one.cores, one.free_bytes, one.loaded.devices)
+            for one in answers
+        }
         # Ranks of one machine differ in when they looked.
         found = {node.number: node for _, node in sorted(said.items())}
         self._nodes = {rank: found[node.number] for rank, node in said.items()}
         for node in found.values():
             ranks = sum(one is node for one in self._nodes.values())
-            self._manner.say(node.described(ranks))
-        workers = self._manner.workers
+            self._observer.say(node.described(ranks))
+        workers = self._workers
         if workers is None:
             workers = len(self._load)
-            self._manner.say(f"workers: {workers} (ranks besides the coordinator's)")
-        task = bound_of(answers[0]).task
+            self._observer.say(f"workers: {workers} (ranks besides the coordinator's)")
+        task: Task = answers[0].loaded.task
         nodes = [node._asdict() for node in found.values()]
-        return dataclasses.replace(task, told={**task.told, "nodes": nodes}), workers
+        return dataclasses.replace(task, record={**task.record, "nodes": nodes}), workers
 
-    def start(self, host: int) -> None:
-        now = time.monotonic()
-        silent = {rank: now - self._heard_at[rank] > _SILENCE_S for rank in self._load}
-        rank = least_loaded(self._load, self._nodes, silent)
-        self._where[host] = rank
-        self._load[rank] += 1
-        self._world.post(rank, {"is": "start", "host": host})
+    def carry(self, order: Order) -> None:
+        match order:
+            case Send(worker):
+                if worker in self._where:
+                    self._post(self._where[worker], order)
+            case Start(worker):
+                now = time.monotonic()
+                silent = {rank: now - self._heard_at[rank] > _SILENCE_S for rank in self._load}
+                rank = least_loaded(self._load, self._nodes, silent)
+                self._where[worker] = rank
+                self._load[rank] += 1
+                self._post(rank, order)
+            case Kill(worker):
+                lost = self._where.pop(worker, None)
+                if lost in self._load:
+                    self._load[lost] -= 1
+                    self._post(lost, order)
+            case Close(file):
+                self._post(file % self._world.size, order)
 
-    def send(self, host: int, message: dict[str, Any], files: tuple[int, ...]) -> None:
-        if host in self._where:
-            letter = {"is": "tell", "host": host, "message": message, "slots": files}
-            self._world.post(self._where[host], letter)
-
-    def drop(self, host: int) -> None:
-        rank = self._where.pop(host, None)
-        if rank in self._load:
-            self._load[rank] -= 1
-            self._world.post(rank, {"is": "kill", "host": host})
-
-    def forget(self, file: int) -> None:
-        self._world.post(file % self._world.size, {"is": "forget", "slot": file})
-
-    def hear(self, timeout_s: float) -> Iterator[Said | Died]:
+    def poll(self, timeout_s: float, deliver: Deliver) -> None:
         for rank in self._world.lost():
-            yield from self._mourn(rank)
+            self._mourn(rank, deliver)
         deadline = time.monotonic() + timeout_s
         while not self._letters and time.monotonic() < deadline:
             self._letters.extend(self._world.poll())
             if not self._letters:
                 time.sleep(_NAP_S)
         while self._letters:
-            message = self._next()
-            match message["is"]:
-                case "said":
-                    yield Said(message["host"], message["message"], tuple(message["slots"]))
-                case "dead":
-                    yield Died(message["host"], message["how"])
-                case "refused":
-                    raise refusal(int(message["code"]), str(message["text"]))
+            match self._next():
+                case Said() | Died() as heard:
+                    deliver(heard)
+                case Refused() as refused:
+                    raise refused.error()
 
-    def _mourn(self, lost: int) -> Iterator[Died]:
-        """The trainers of a rank that is lost; others take up what they had."""
+    def await_end(self) -> None:
+        """Return at once: agents wait, when they are told the exit code."""
+
+    def _mourn(self, lost: int, deliver: Deliver) -> None:
+        """Tell of the workers of a rank that is lost; others take up what they had."""
         del self._load[lost]
         if not self._load:
             raise MachineError(f"all worker ranks are lost, the last was {lost}; resume the run")
-        self._manner.say(f"rank {lost} is lost; {len(self._load)} worker ranks are left")
-        for host in [host for host, rank in self._where.items() if rank == lost]:
-            yield Died(host, f"rank {lost} was lost")
+        self._observer.say(f"rank {lost} is lost; {len(self._load)} worker ranks are left")
+        for worker in [worker for worker, rank in self._where.items() if rank == lost]:
+            deliver(Died(worker, f"rank {lost} was lost"))
 
-    def stopped_by(self) -> str | None:
-        return self._own_stop() or self._signal
+    def _post(self, rank: int, message: Any) -> None:
+        self._world.post(rank, encode(message))
 
-    def await_end(self) -> None:
-        """Agents do, when they are told the exit code."""
-
-    def _receive(self) -> list[dict[str, Any]]:
-        """The next letter before the run begins, if there is one."""
+    def _receive(self) -> list[Any]:
+        """Return the next letter before the run begins, if there is one."""
         for rank in self._world.lost():
             raise MachineError(f"rank {rank} was lost while the run was being prepared; try again")
         self._letters.extend(self._world.poll())
@@ -189,16 +212,17 @@ class _Ranks:
             return []
         return [self._next()]
 
-    def _next(self) -> dict[str, Any]:
+    def _next(self) -> Any:
         rank, content = self._letters.popleft()
         self._heard_at[rank] = time.monotonic()
         assert not isinstance(content, np.ndarray), "nobody shows the coordinator a centre"
-        if content["is"] == "signal":
-            self._signal = str(content["name"])
-        return content
+        message = decode(content)
+        if isinstance(message, Signalled):
+            self._signals.came = message.name
+        return message
 
 
 def dismiss(world: World, code: int) -> None:
     """Tell all agents that the job ends, and how."""
     for rank in range(1, world.size):
-        world.post(rank, {"is": "end", "code": code})
+        world.post(rank, encode(EndJob(code)))

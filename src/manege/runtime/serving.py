@@ -7,50 +7,33 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self, TypeVar
 
 from manege import processes
-from manege.config import RunConfig
-from manege.errors import EXIT_MACHINE, EXIT_STOPPED, ConfigError, MachineError
+from manege.errors import MachineError
+from manege.observer import Observer
 from manege.runtime.boot import NO_ROOM
-from manege.runtime.channel import Channel, Garbled, Gone
-from manege.runtime.orders import Task, Watcher
-from manege.runtime.screen import Nobody, Screen
+from manege.runtime.channel import Channel, Gone
+from manege.runtime.messages import (
+    Count,
+    Load,
+    Loaded,
+    NewRun,
+    OldRun,
+    Prepared,
+    Refused,
+    Say,
+    decode,
+    encode,
+)
 
+T = TypeVar("T")
 _POLL_S = 0.1
 _BOOT, _SERVER = "manege.runtime.boot", "manege.trainer.server"
 _END_S = 5.0
 _MOST_CALLS = 1024
-
-
-class PreparedRun(NamedTuple):
-    """A run that can begin."""
-
-    path: Path
-    config: RunConfig
-
-
-class DriveOptions(NamedTuple):
-    """How a run is carried out and shown."""
-
-    workers: int | None
-    """Trainers at the same time; None chooses."""
-    watcher: Watcher
-    say: Callable[[str], None]
-    show: Callable[[int, int], None] | None
-    """Shows how far the feature network's training is."""
-    stop: Callable[[], str | None]
-    """The name of a signal that came, or None."""
-    screen: Screen = Nobody()
-
-
-class LoadedRun(NamedTuple):
-    """What there is to do, and the bytes a trainer starts with."""
-
-    task: Task
-    bytes_each: int
 
 
 class Server:
@@ -137,34 +120,34 @@ class Server:
             self._process.wait()
         self._process = None
 
-    def prepare(self, request: Mapping[str, Any], manner: DriveOptions) -> PreparedRun:
-        """The run's directory, made or opened by the server."""
-        self.ask(preparing(request))
-        return prepared_of(answer(self._receive, "prepared", manner))
+    def prepare(self, request: NewRun | OldRun, observer: Observer) -> Prepared:
+        """Have it make or open the run's directory."""
+        self.ask(request)
+        return answer(self._receive, Prepared, observer)
 
-    def bind(self, prepared: PreparedRun, manner: DriveOptions) -> LoadedRun:
-        """Have it load what all trainers have in common."""
-        self.ask(binding(prepared))
-        return bound_of(answer(self._receive, "bound", manner))
+    def load(self, prepared: Prepared, observer: Observer) -> Loaded:
+        """Have it load what all workers have in common."""
+        self.ask(Load(prepared.path, prepared.config))
+        return answer(self._receive, Loaded, observer)
 
-    def ask(self, message: Mapping[str, Any]) -> None:
-        """Send it what is to be done before trainers are forked; MachineError when it is dead."""
-        if message["is"] == "bind":
-            self._run = Path(message["path"])
+    def ask(self, message: NewRun | OldRun | Load) -> None:
+        """Ask for what is to be done before workers are forked; MachineError when it is dead."""
+        if isinstance(message, Load):
+            self._run = message.path
         try:
-            self.channel.send(message)
+            self.channel.send(encode(message))
         except Gone:
             raise self.lost() from None
 
-    def answers(self) -> list[dict[str, Any]]:
+    def answers(self) -> list[Any]:
         """Return what it has said; MachineError when it is dead."""
         try:
-            said = [message for message, _ in self.channel.receive()]
-        except (Gone, Garbled):
+            said = [decode(message) for message, _ in self.channel.receive()]
+        except (Gone, ValueError):
             raise self.lost() from None
         for message in said:
-            if message["is"] == "prepared":
-                self._run = Path(message["path"])
+            if isinstance(message, Prepared):
+                self._run = message.path
         return said
 
     def lost(self) -> MachineError:
@@ -188,57 +171,23 @@ class Server:
         except subprocess.TimeoutExpired:
             return None
 
-    def _receive(self) -> Iterable[dict[str, Any]]:
+    def _receive(self) -> Iterable[Any]:
         self.channel.wait(_POLL_S)
         return self.answers()
 
 
-def answer(
-    receive: Callable[[], Iterable[dict[str, Any]]], wanted: str, manner: DriveOptions
-) -> dict[str, Any]:
-    """What a server answers at last, what it says before being shown; raises what it refuses."""
+def answer(receive: Callable[[], Iterable[Any]], wanted: type[T], observer: Observer) -> T:
+    """Return what a server answers at last; raise what it refuses."""
     while True:
-        if stopped_by := manner.stop():
+        if stopped_by := observer.should_stop():
             raise KeyboardInterrupt(stopped_by)
         for message in receive():
-            match message["is"]:
-                case "say":
-                    manner.say(str(message["text"]))
-                case "count" if manner.show is not None:
-                    manner.show(int(message["done"]), int(message["total"]))
-                case "refused":
-                    raise refusal(int(message["code"]), str(message["text"]))
-                case kind if kind == wanted:
+            match message:
+                case Say(text):
+                    observer.say(text)
+                case Count(done, total):
+                    observer.progress(done, total)
+                case Refused():
+                    raise message.error()
+                case _ if isinstance(message, wanted):
                     return message
-
-
-def preparing(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Asks a server for a run directory."""
-    return {"is": "prepare", **request}
-
-
-def prepared_of(message: Mapping[str, Any]) -> PreparedRun:
-    """What it answered."""
-    return PreparedRun(Path(message["path"]), RunConfig.model_validate(message["config"]))
-
-
-def binding(prepared: PreparedRun) -> dict[str, Any]:
-    """Asks a server to load what all trainers have in common."""
-    config = prepared.config.model_dump(mode="json")
-    return {"is": "bind", "path": str(prepared.path), "config": config}
-
-
-def bound_of(message: Mapping[str, Any]) -> LoadedRun:
-    """What it answered."""
-    task = dict(message["task"])
-    task["cells"] = tuple(task["cells"])
-    task["groups"] = tuple(tuple(group) for group in task["groups"])
-    task["around"] = {cell: tuple(others) for cell, others in task["around"].items()}
-    return LoadedRun(Task(**task), int(message["bytes"]))
-
-
-def refusal(code: int, text: str) -> BaseException:
-    """The error for a refusal that came as a message."""
-    if code == EXIT_STOPPED:
-        return KeyboardInterrupt(text)
-    return MachineError(text) if code == EXIT_MACHINE else ConfigError(text)

@@ -10,31 +10,18 @@ import itertools
 import os
 import selectors
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from manege.errors import MachineError
+from manege.observer import Observer
 from manege.runtime.channel import Channel, Garbled, Gone
-from manege.runtime.serving import DriveOptions, PreparedRun, Server, refusal
+from manege.runtime.messages import Died, ForkWorker, Kill, Prepared, Refused, Said, decode, encode
+from manege.runtime.serving import Server
 
 _END_S = 5.0
 _LOST_SERVERS = 3
-
-
-class Said(NamedTuple):
-    """A trainer's message; the files are the hearer's to close."""
-
-    host: int
-    message: dict[str, Any]
-    files: tuple[int, ...]
-
-
-class Died(NamedTuple):
-    """A trainer is dead."""
-
-    host: int
-    how: str
 
 
 class Trainers:
@@ -43,8 +30,8 @@ class Trainers:
     def __init__(
         self,
         server: Server,
-        prepared: PreparedRun,
-        manner: DriveOptions,
+        prepared: Prepared,
+        observer: Observer,
         seats: Sequence[int] = (0, 1),
     ) -> None:
         """None yet.
@@ -52,7 +39,7 @@ class Trainers:
         Args:
             server: bound; replaced when it dies.
             prepared: what it is bound to.
-            manner: how another one is asked, should this one die.
+            observer: sees what another one says, should this one die.
             seats: the first of ours among those of the machine's trainers, and how far apart ours
                 are; a trainer's seat says which GPU is its own.
         """
@@ -61,7 +48,7 @@ class Trainers:
         """Which of our seats every trainer has."""
         self._server = server
         self._prepared = prepared
-        self._manner = manner
+        self._observer = observer
         self._channels: dict[int, Channel] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel.fileno(), selectors.EVENT_READ, 0)
@@ -78,15 +65,15 @@ class Trainers:
         first, apart = self._seats
         seat = first + apart * self._taken[host]
         with suppress(Gone):
-            self._server.channel.send({"is": "fork", "host": host, "seat": seat}, [theirs.fileno()])
+            self._server.channel.send(encode(ForkWorker(host, seat)), [theirs.fileno()])
         theirs.close()
 
-    def send(self, host: int, message: dict[str, Any], files: Sequence[int] = ()) -> None:
+    def send(self, host: int, message: Any, files: Sequence[int] = ()) -> None:
         """Give one a message, if it is there."""
         if host in self._channels:
             # Of its death we hear from the server.
             with suppress(Gone):
-                self._channels[host].send(message, files)
+                self._channels[host].send(encode(message), files)
 
     def drop(self, host: int) -> None:
         """Make sure that one is dead, and listen to it no more."""
@@ -97,7 +84,7 @@ class Trainers:
         self._unwatch(channel)
         channel.close()
         with suppress(Gone):
-            self._server.channel.send({"is": "kill", "host": host})
+            self._server.channel.send(encode(Kill(host)))
 
     def hear(self, timeout_s: float) -> Iterator[Said | Died]:
         """What comes within that time, one by one: what is done about it may change the rest."""
@@ -144,7 +131,7 @@ class Trainers:
             yield Died(host, f"said what makes no sense: {error}")
             return
         for message, files in received:
-            yield Said(host, message, files)
+            yield _said(host, message, files)
 
     def _hear_server(self) -> Iterator[Said | Died]:
         try:
@@ -152,20 +139,19 @@ class Trainers:
         except Gone:
             yield from self._replace_server()
             return
-        for message, _ in received:
-            if message["is"] == "refused":  # It could not fork one.
-                raise refusal(int(message["code"]), str(message["text"]))
-            host = int(message["host"])
-            if message["is"] == "dead" and host in self._channels:
-                yield from self._hear_last(host)
-                yield Died(host, str(message["how"]))
+        for message in (decode(message) for message, _ in received):
+            if isinstance(message, Refused):  # It could not fork one.
+                raise message.error()
+            if isinstance(message, Died) and message.worker in self._channels:
+                yield from self._hear_last(message.worker)
+                yield message
 
-    def _hear_last(self, host: int) -> Iterator[Said]:
+    def _hear_last(self, host: int) -> Iterator[Said | Died]:
         """A dead one's last words, unless it is given up meanwhile."""
         with suppress(Gone, Garbled):
             while host in self._channels and (received := self._channels[host].receive()):
                 for message, files in received:
-                    yield Said(host, message, files)
+                    yield _said(host, message, files)
 
     def _replace_server(self) -> Iterator[Died]:
         """Start another; all trainers died with the old one."""
@@ -177,7 +163,17 @@ class Trainers:
             )
         self._selector.unregister(self._server.channel.fileno())
         self._server.replace()
-        self._server.bind(self._prepared, self._manner)
+        self._server.load(self._prepared, self._observer)
         self._selector.register(self._server.channel.fileno(), selectors.EVENT_READ, 0)
         for host in list(self._channels):
             yield Died(host, "died with the trainer server")
+
+
+def _said(host: int, message: Mapping[str, Any], files: tuple[int, ...]) -> Said | Died:
+    """Return what a trainer said, or that it is as good as dead: nobody understands it."""
+    try:
+        return Said(host, decode(message), files)
+    except ValueError as error:
+        for file in files:
+            os.close(file)
+        return Died(host, f"said what makes no sense: {error}")

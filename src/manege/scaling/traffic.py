@@ -18,6 +18,15 @@ import numpy as np
 
 from manege import machine
 from manege.errors import MachineError
+from manege.runtime.messages import (
+    CentreShown,
+    Follow,
+    SlotFilled,
+    SlotHolds,
+    SlotShown,
+    Unfollow,
+    decode,
+)
 from manege.runtime.mirrors import Mirrors, Shown
 from manege.runtime.slots import CentreSlot, Lengths, payload_bytes
 from manege.topology import torus
@@ -92,27 +101,25 @@ class _Rank:
         self.slot.close()
 
     def _obey(self, rank: int, message: dict[str, Any]) -> None:
-        number = int(message["slot"])
-        match message["is"]:
-            case "follow":
-                self.shown.follow(number, rank)
-            case "unfollow":
-                self.shown.unfollow(number, rank)
-            case "holds":
-                self.mirrors.hold(number, tuple((kind, n) for kind, n in message["lengths"]))
-            case "filled":
-                self.mirrors.filled(number)
+        match decode(message):
+            case Follow(slot):
+                self.shown.follow(slot, rank)
+            case Unfollow(slot):
+                self.shown.unfollow(slot, rank)
+            case SlotHolds(slot, lengths):
+                self.mirrors.hold(slot, lengths)
+            case SlotFilled(slot):
+                self.mirrors.filled(slot)
 
     def _sends(self, num_bytes: int) -> None:
         self.letters += 1
         self.sent_bytes += num_bytes
 
-    def _give(self, host: int, message: dict[str, Any], files: tuple[int, ...]) -> None:
-        cell = str(message["cell"])
+    def _give(self, host: int, message: Any, files: tuple[int, ...]) -> None:
         if files:
-            self.files[cell] = files[0]
+            self.files[message.cell] = files[0]
         else:
-            self.told[cell] = int(message["round"])
+            self.told[message.cell] = message.round
 
 
 def measure_traffic(centre: Lengths, grid: tuple[int, int]) -> Traffic:
@@ -192,7 +199,7 @@ def _introduce(
         numbers[cell] = ranks[home].shown.add(home, cell, os.dup(ranks[home].slot.fileno()))
     for cell, home in homes.items():
         for other in neighbours[cell]:
-            ranks[home].mirrors.tell(home, {"is": "slot", "cell": other}, numbers[other])
+            ranks[home].mirrors.tell(home, SlotShown(other), numbers[other])
     _deliver(ranks)
 
 
@@ -209,7 +216,7 @@ def _exchange(
         ranks[home].shown.shows(home, cell, round_)
     for cell, home in homes.items():
         for other in neighbours[cell]:
-            message = {"is": "centre", "cell": other, "round": round_}
+            message = CentreShown(other, round_)
             ranks[home].mirrors.tell(home, message)
     _deliver(ranks)
     for cell, home in homes.items():

@@ -29,7 +29,7 @@ from manege.metrics.controls import EARLY_GENERATOR, told
 from manege.metrics.controls import check as check_space
 from manege.models import FrozenFeatures, PictureShape
 from manege.rundir import RunDir
-from manege.runtime.orders import Task
+from manege.runtime.messages import Task
 from manege.trainer.host import Phases, TrainingSetup
 
 MOST_REFERENCES, MOST_SEEN_BY_LITE0 = 10_000, 2_000
@@ -108,12 +108,12 @@ def task_of(bound: TrainingSetup) -> Task:
     return Task(
         cells=cells,
         groups=method.groups(),
-        around=method.around(),
+        links=method.around(),
         rounds=config.rounds,
         budget_s=config.budget_s,
         wall=config.budget_clock == "wall",
-        waits=method.waits(),
-        told={
+        synchronous=method.waits(),
+        record={
             "method": config.method.value,
             "preset": config.preset,
             "cells": list(cells),

@@ -1,13 +1,13 @@
 """A host: some cells of a run, stepped in turn, whoever carries its messages.
 
 It computes, writes checkpoints aside and tells the coordinator, which decides. What it is told
-and what it tells is listed in docs/decisions/0007-coordinator-and-hosts.md.
+and what it tells is listed in `runtime/messages.py`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -19,23 +19,9 @@ from manege.config import RunConfig
 from manege.failpoints import failpoint
 from manege.methods import Cellular, Method, Step
 from manege.rundir import RunDir
+from manege.runtime import messages
 from manege.trainer.cell_run import CellFailed, CellRun
 from manege.trainer.centres import Centres, Hosted
-
-
-class Tell:
-    """A host's messages, by their kinds."""
-
-    def __init__(self, send: Callable[[dict[str, Any], tuple[int, ...]], None]) -> None:
-        self._send = send
-
-    def __call__(self, kind: str, files: tuple[int, ...] = (), **fields: Any) -> None:
-        """Give the coordinator a message."""
-        self._send({"is": kind, **fields}, files)
-
-    def event(self, event: str, **fields: Any) -> None:
-        """A line for events.jsonl."""
-        self("event", event=event, fields=fields)
 
 
 class Phases:
@@ -75,7 +61,7 @@ class Host:
         self,
         bound: TrainingSetup,
         rundir: RunDir,
-        send: Callable[[dict[str, Any], tuple[int, ...]], None],
+        send: Callable[[Any, tuple[int, ...]], None],
         *,
         mark: str,
         listen: Callable[[], None],
@@ -100,7 +86,7 @@ class Host:
         """Between two steps."""
         self._config, self._method, self._phases, self._space, self._check = bound
         self._rundir = rundir
-        self._tell = Tell(send)
+        self._send = send
         self._mark = mark
         self._listen = listen
         self._every_s = tell_every_s
@@ -112,51 +98,69 @@ class Host:
         self._active: Hosted | None = None
         self._idle_since: float | None = None
         self._paused_at: float | None = None
-        self._wishes: list[str] = []
+        self._asked: list[str] = []
 
     # What it is told.
 
-    def handle(self, message: Mapping[str, Any], files: tuple[int, ...] = ()) -> None:
+    def handle(self, message: Any, files: tuple[int, ...] = ()) -> None:
         """Do what a message says."""
-        cell = str(message.get("cell", ""))
-        if message["is"] in ("until", "finish", "release") and cell not in self._here:
-            return  # It failed or was let go while this was on its way.
-        if message["is"] in ("host", "finish"):
-            self.working = cell
-        match message["is"]:
-            case "host":
-                self._take_up(cell, message)
-            case "until":
-                self._here[cell].until = message["round"]
-            case "finish":
-                self._finish(self._here[cell], str(message["reason"]))
-            case "release":
+        match message:
+            case messages.RunUntil(cell) | messages.Finish(cell) | messages.Release(cell) if (
+                cell not in self._here
+            ):
+                return  # It failed or was let go while this was on its way.
+            case messages.TakeCell(cell) | messages.Finish(cell):
+                self.working = cell
+        match message:
+            case messages.TakeCell():
+                self._take_up(message)
+            case messages.RunUntil(cell, round_):
+                self._here[cell].until = round_
+            case messages.Finish(cell, reason):
+                self._finish(self._here[cell], reason)
+            case messages.Release(cell):
                 self._release(self._here[cell])
-            case "adopted":
+            case messages.Adopted(cell):
                 self._unadopted.discard(cell)
-            case "slot":
+            case messages.SlotShown(cell):
                 self._centres.look_at(cell, files[0])
-            case "centre":
-                self._centres.known(cell).round_ = int(message["round"])
-            case "frozen":
+            case messages.CentreShown(cell, round_):
+                self._centres.known(cell).round_ = round_
+            case messages.CellFrozen(cell):
                 self._centres.known(cell).frozen = True
-            case "combine":
-                self._combine(set(message["failed"]))
-            case "noted":
+            case messages.Combine(failed):
+                self._combine(set(failed))
+            case messages.Noted():
                 self._write_model()
-            case "pause" | "resume" as kind:
-                self._pause() if kind == "pause" else self._go_on()
-            case "checkpoint" | "sheet" as kind:
+            case messages.Asked("pause"):
+                self._paused_at = self._paused_at or time.monotonic()
+            case messages.Asked("resume"):
+                self._go_on()
+            case messages.Asked(what):
                 # Not here: this may be the middle of a commit.
-                self._wishes.append(kind)
-            case "stop":
+                self._asked.append(what)
+            case messages.Stop():
                 self._stop()
-            case "quit":
+            case messages.Quit():
                 self.done = True
             case other:
-                raise ValueError(f"a host knows no message {other!r}")
+                raise ValueError(f"nobody tells a worker {other!r}")
 
-    def _take_up(self, cell: str, message: Mapping[str, Any]) -> None:
+    @property
+    def paused(self) -> bool:
+        """Whether it was asked to wait."""
+        return self._paused_at is not None
+
+    def _event(self, event: str, **fields: Any) -> None:
+        """Have a line written into events.jsonl."""
+        self._tell(messages.Emitted(event, fields))
+
+    def _tell(self, message: Any, *files: int) -> None:
+        """Give the coordinator a message."""
+        self._send(message, files)
+
+    def _take_up(self, message: messages.TakeCell) -> None:
+        cell = message.cell
         run = CellRun(
             cell,
             self._config,
@@ -166,36 +170,30 @@ class Host:
             self._space,
             self._commit_aside,
         )
-        run.restore(self._tell.event)
+        run.restore(self._event)
         hosted = Hosted(
             run,
-            share_s=message["share_s"],
-            cells=int(message["cells"]),
-            until=message["until"],
-            watched=bool(message["watched"]),
-            frozen=bool(message["quiet"]),
+            share_s=message.share_s,
+            cells=message.cells,
+            until=message.until,
+            watched=message.watched,
+            frozen=message.quiet,
         )
         self._here[cell] = hosted
         self._centres.elsewhere.pop(cell, None)
         state = run.state
-        files = (hosted.open_slot(),) if message["elsewhere"] else ()
+        files = (hosted.open_slot(),) if message.elsewhere else ()
         verified = self._rundir.verified(cell)
-        self._tell(
-            "opened",
-            files,
-            cell=cell,
-            round=state.round_,
-            step=state.step,
-            spent_s=run.spent_s,
-            verified=None if verified is None else verified.to_json(),
-        )
+        commit = None if verified is None else verified.to_json()
+        opened = messages.Opened(cell, state.round_, state.step, run.spent_s, commit)
+        self._tell(opened, *files)
         if hosted.frozen and run.state.step == 0:
             run.commit_first()  # It failed before anything was saved, and others draw from it.
 
     def _finish(self, hosted: Hosted, reason: str) -> None:
         run = hosted.run
         try:
-            run.judge_finally(self._tell.event)
+            run.judge_finally(self._event)
             run.commit()
             self._look_early(run, ended=True)
             self._draw_sheet(run)
@@ -203,9 +201,7 @@ class Host:
             self._fail(hosted, failure)
             return
         self._drop(hosted)
-        self._tell(
-            "finished", cell=run.cell, round=run.state.round_, spent_s=run.spent_s, reason=reason
-        )
+        self._tell(messages.CellFinished(run.cell, run.state.round_, run.spent_s, reason))
 
     def _release(self, hosted: Hosted) -> None:
         """Give a cell away, at the end of its round."""
@@ -219,7 +215,7 @@ class Host:
             self._fail(hosted, failure)
             return
         self._drop(hosted)
-        self._tell("released", cell=run.cell, round=hosted.round_, spent_s=run.spent_s)
+        self._tell(messages.Released(run.cell, hosted.round_, run.spent_s))
 
     def _drop(self, hosted: Hosted) -> None:
         if self._active is hosted:
@@ -238,13 +234,7 @@ class Host:
             self._active = None if self._active is hosted else self._active
         else:
             self._drop(hosted)
-        self._tell(
-            "failed",
-            cell=run.cell,
-            round=run.state.round_,
-            spent_s=run.spent_s,
-            reason=str(failure),
-        )
+        self._tell(messages.GaveUp(run.cell, run.state.round_, run.spent_s, str(failure)))
 
     def _stop(self) -> None:
         cells = {}
@@ -259,10 +249,7 @@ class Host:
             cells[run.cell] = (run.state.round_, run.spent_s)
         for hosted in list(self._here.values()):
             self._drop(hosted)
-        self._tell("stopped", cells=cells)
-
-    def _pause(self) -> None:
-        self._paused_at = self._paused_at or time.monotonic()
+        self._tell(messages.CellsStopped(cells))
 
     def _go_on(self) -> None:
         """End a pause; it counts as part of no round."""
@@ -275,40 +262,37 @@ class Host:
             self._idle_since += pause_s
 
     def _grant(self) -> None:
-        """Do what somebody at the screen asked for."""
-        wishes, self._wishes = self._wishes, []
-        for hosted in list(self._here.values()) if wishes else ():
+        """Do what somebody who watches asked for."""
+        asked, self._asked = self._asked, []
+        for hosted in list(self._here.values()) if asked else ():
             if hosted.frozen:
                 continue
-            if "checkpoint" in wishes:
+            if "checkpoint" in asked:
                 try:
                     hosted.run.commit()
                 except CellFailed as failure:
                     self._fail(hosted, failure)
                     continue
-            if "sheet" in wishes:
+            if "sheet" in asked:
                 self._draw_sheet(hosted.run)
 
     # What it does.
 
-    def place(self) -> dict[str, Any]:
-        """The cell in training, and where it stands."""
+    def crashed(self, text: str, traceback: str) -> messages.Crashed:
+        """Return what to tell of an error: the cell in training, and where it stands."""
         hosted = self._here.get(self.working or "")
         state = None if hosted is None else hosted.run.state
-        return {
-            "cell": self.working,
-            "round": 0 if state is None else state.round_ + 1,
-            "step": 0 if state is None else state.step,
-        }
+        round_, step = (0, 0) if state is None else (state.round_ + 1, state.step)
+        return messages.Crashed(self.working, round_, step, text, traceback)
 
     def warn(self, text: str) -> None:
         """Have the command say it, and the run remember it."""
-        self._tell.event("warning", message=text)
+        self._event("warning", message=text)
 
     def work(self) -> bool:
         """One step of one cell; whether there was one to take."""
         self._grant()
-        if self._paused_at is not None:
+        if self.paused:
             self.working = None
             self.stepped_at = time.monotonic()
             return False
@@ -372,7 +356,7 @@ class Host:
             if hosted.leaving:
                 self._release(hosted)
         elif hosted.over:
-            self._tell("over", cell=run.cell, spent_s=run.spent_s)
+            self._tell(messages.TimeUp(run.cell, run.spent_s))
 
     def _begin_round(self, hosted: Hosted) -> None:
         hosted.began, hosted.steps_here, hosted.busy_s = time.monotonic(), 0, 0.0
@@ -386,19 +370,14 @@ class Host:
 
     def _show(self, hosted: Hosted) -> None:
         hosted.show_centre()
-        self._tell(
-            "round",
-            cell=hosted.run.cell,
-            round=hosted.round_,
-            spent_s=hosted.run.spent_s,
-            seconds=round(hosted.busy_s, 4),
-        )
+        run, seconds = hosted.run, round(hosted.busy_s, 4)
+        self._tell(messages.RoundDone(run.cell, hosted.round_, run.spent_s, seconds))
 
     def _end_round(self, hosted: Hosted, step: Step) -> None:
         """Tell of a round that is done."""
         run, seconds = hosted.run, self._phases.seconds
         train_s = seconds.get("train", 0.0)
-        self._tell.event(
+        self._event(
             "round",
             cell=run.cell,
             round=step.round_,
@@ -414,7 +393,7 @@ class Host:
             indices=dict(step.indices) if step.indices else None,
         )
         if step.judgement is not None:
-            run.tell_score(self._tell.event, step.judgement)
+            run.tell_score(self._event, step.judgement)
         self._look_early(run)
         if step.round_ % self._config.sheets.every_rounds == 0:
             self._draw_sheet(run)
@@ -423,7 +402,7 @@ class Host:
         """Tell of a round that broke down, and give the cell up after too many attempts."""
         attempts = self._config.training.attempts
         if attempts > 1:
-            self._tell.event(
+            self._event(
                 "rollback",
                 cell=run.cell,
                 round=step.round_,
@@ -441,14 +420,8 @@ class Host:
             return
         self._told_at = now
         part_s = None if hosted.share_s is None else hosted.share_s / hosted.cells
-        self._tell(
-            "step",
-            cell=hosted.run.cell,
-            round=step.round_,
-            step=step.step,
-            steps=step.steps,
-            fraction=hosted.run.fraction(step, part_s),
-        )
+        run, fraction = hosted.run, hosted.run.fraction(step, part_s)
+        self._tell(messages.Stepped(run.cell, step.round_, step.step, step.steps, fraction))
 
     def _commit_aside(self, cell: str, **commit: Any) -> None:
         """Write a checkpoint aside and tell of it; only one at a time of a cell."""
@@ -461,13 +434,14 @@ class Host:
         )
         self._unadopted.add(cell)
         self._tell(
-            "commit",
-            cell=cell,
-            round=commit["round_"],
-            step=commit["step"],
-            spent_s=spent_s,
-            seconds=round(time.monotonic() - start, 4),
-            pending=pending.to_json(),
+            messages.CommitWritten(
+                cell,
+                round=commit["round_"],
+                step=commit["step"],
+                spent_s=spent_s,
+                seconds=round(time.monotonic() - start, 4),
+                pending=pending.to_json(),
+            )
         )
 
     def _draw_sheet(self, run: CellRun) -> None:
@@ -476,7 +450,7 @@ class Host:
             return
         file, data = sheet
         self._write(file, data)
-        self._tell.event("sheet", cell=run.cell, round=run.state.round_, file=file)
+        self._event("sheet", cell=run.cell, round=run.state.round_, file=file)
 
     def _look_early(self, run: CellRun, *, ended: bool = False) -> None:
         """Keep what a generator drew that cannot draw yet, and tell if the scores do not see it."""
@@ -486,11 +460,11 @@ class Host:
         file, data, drawn = early
         self._write(file, data)
         if (reason := self._check(run.cell, drawn)) is not None:
-            self._tell.event("blind", cell=run.cell, space=self._space, message=reason)
+            self._event("blind", cell=run.cell, space=self._space, message=reason)
 
     def _write(self, file: str, data: bytes) -> None:
         aside = self._rundir.write_file_aside(file, data, self._mark)
-        self._tell("file", aside=aside, path=file)
+        self._tell(messages.FileWritten(aside, file))
 
     # The end.
 
@@ -515,8 +489,8 @@ class Host:
                 for cell, score in chosen.scores.items()
             },
         }
-        self._tell.event("mixture", space=self._space, **told)
-        self._tell("mixture", told=told)
+        self._event("mixture", space=self._space, **told)
+        self._tell(messages.MixtureChosen(told))
 
     def _write_model(self) -> None:
         """The combined sampler of all cells that did not fail, and its sheet."""
@@ -528,5 +502,5 @@ class Host:
         scale = pictures.viewing_scale(model.shape.size)
         recipe = {"model": model.digest, "seed": str(self._config.seed), "rows": "labels"}
         self._write("samples/model.png", pictures.png_bytes(sheet, recipe, scale))
-        self._tell.event("model", file="model/model.json", labels=list(model.labels))
-        self._tell("combined")
+        self._event("model", file="model/model.json", labels=list(model.labels))
+        self._tell(messages.Combined())

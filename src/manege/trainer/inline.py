@@ -1,111 +1,115 @@
-"""The inline runtime: coordinator and host in one process, messages by calling."""
+"""The inline transport: a worker in this process, whose messages are calls."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Self
 
 from manege import device
-from manege.config import RunConfig
-from manege.data import Dataset
+from manege.observer import Observer
 from manege.rundir import RunDir
-from manege.runtime.coordinator import Coordinator
-from manege.runtime.desk import RunDesk
-from manege.runtime.orders import Order, Outcome, Send, Watcher
-from manege.runtime.screen import Nobody, Screen
+from manege.runtime.driver import Deliver
+from manege.runtime.messages import (
+    Adopted,
+    NewRun,
+    OldRun,
+    Order,
+    Prepared,
+    Said,
+    Send,
+    Start,
+    Stop,
+    Task,
+)
 from manege.trainer.binding import bound_method, task_of
 from manege.trainer.host import Host
+from manege.trainer.preparing import OpenedRun, prepare
 
-_HOST = 1
 _PAUSED_S = 0.1
 
 
-def run(
-    config: RunConfig,
-    rundir: RunDir,
-    dataset: Dataset,
-    *,
-    watcher: Watcher,
-    stop: Callable[[], str | None],
-    screen: Screen | None = None,
-) -> Outcome:
-    """Train every cell that is not done yet, then write the combined model.
+class Inline:
+    """Trains every cell in this process."""
 
-    Args:
-        config: the run's configuration, size and channels resolved.
-        rundir: started, so that nobody else writes there.
-        dataset: opened with the same configuration.
-        watcher: sees every event and step.
-        stop: asked after every step; the name of a signal, or None to go on.
-        screen: somebody who looks on and may ask for something.
-    """
-    device.keep_memory()
-    with device.threads(config.threads_per_cell):
-        return _Inline(config, rundir, dataset, watcher).run(stop, screen or Nobody())
+    watches = False
 
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._open = ExitStack()
+        self._opened: OpenedRun | None = None
+        self._host: Host | None = None
+        self._number = 1
+        self._told: deque[Any] = deque()
+        """Messages to the worker that it has not handled."""
+        self._deliver: Deliver = lambda heard: None
 
-class _Inline:
-    def __init__(
-        self, config: RunConfig, rundir: RunDir, dataset: Dataset, watcher: Watcher
-    ) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.close()
+
+    def prepare(self, request: NewRun | OldRun) -> Prepared:
+        """Make or open the run's directory."""
+        self._opened = prepare(request, self._observer)
+        return Prepared(self._opened.rundir.path, self._opened.config)
+
+    def load(self, prepared: Prepared) -> tuple[Task, int]:
+        """Load data and method."""
+        assert self._opened is not None
+        config = prepared.config
+        device.keep_memory()
+        self._open.enter_context(device.threads(config.threads_per_cell))
         on = device.place(config.device, 0, device.gpus_for(config.device))
-        bound = bound_method(config, dataset, rundir, on)
-        self._coordinator = Coordinator(
-            task_of(bound),
-            RunDesk(rundir, config.identity()),
-            watcher,
-            rundir.status().get("cells", {}),
-            hosts=1,
-        )
+        rundir = RunDir.open(prepared.path)
+        bound = bound_method(config, self._opened.dataset, rundir, on)
         self._host = Host(
             bound,
             rundir,
             self._hear,
-            mark=f"{rundir.incarnation}.{_HOST}",
+            mark=f"{rundir.incarnation}.{self._number}",
             listen=self._listen,
             tell_every_s=0.0,
         )
-        self._orders: deque[Order] = deque()
+        return task_of(bound), 1
 
-    def run(self, stop: Callable[[], str | None], screen: Screen) -> Outcome:
-        """Until the run has ended."""
-        coordinator, stopping = self._coordinator, False
-        self._orders += coordinator.begin(time.monotonic())
-        while coordinator.outcome is None:
-            if self._orders:
-                self._deliver()
-                continue
-            if not self._host.work():
-                assert coordinator.paused, "nothing is left to do, and the run has not ended"
-                time.sleep(_PAUSED_S)
-            screen.look(1, 0.0, paused=coordinator.paused)
-            for wish in screen.wishes():
-                self._orders += coordinator.wish(wish, time.monotonic())
-            if not stopping and (stopped_by := stop()):
-                stopping = True
-                # Before what it was told last, which may be to finish.
-                self._orders.extendleft(reversed(coordinator.stop(stopped_by, time.monotonic())))
-        return coordinator.outcome
+    def carry(self, order: Order) -> None:
+        """Keep a message for the worker; it is there already, and cannot be killed."""
+        match order:
+            case Send(_, Stop() as message):
+                self._told.appendleft(message)  # Before what it was told last: maybe to finish.
+            case Send(_, message):
+                self._told.append(message)
+            case Start(number):
+                assert number == self._number, "a worker in this process cannot be replaced"
 
-    def _deliver(self) -> None:
-        while self._orders:
-            order = self._orders.popleft()
-            if isinstance(order, Send):
-                self._host.handle(order.message)
+    def poll(self, timeout_s: float, deliver: Deliver) -> None:
+        """Have the worker do what it was told, then take a step."""
+        self._deliver = deliver
+        host = self._bound
+        while self._told:
+            host.handle(self._told.popleft())
+        if not host.done and not host.work():
+            assert host.paused, "nothing is left to do, and the run has not ended"
+            time.sleep(min(timeout_s, _PAUSED_S))
 
-    def _hear(self, message: dict[str, Any], files: tuple[int, ...]) -> None:
-        self._orders += self._coordinator.heard(_HOST, message, files, time.monotonic())
+    def await_end(self) -> None:
+        """Return at once: the worker has ended with the loop."""
+
+    @property
+    def _bound(self) -> Host:
+        assert self._host is not None
+        return self._host
+
+    def _hear(self, message: Any, files: tuple[int, ...]) -> None:
+        self._deliver(Said(self._number, message, files))
 
     def _listen(self) -> None:
-        """In the middle of a commit: what else there is to do comes after it."""
-        adopted = [one for one in self._orders if isinstance(one, Send) and _is_adopted(one)]
-        assert adopted, "a host waits for what nobody will say"
-        for order in adopted:
-            self._orders.remove(order)
-            self._host.handle(order.message)
-
-
-def _is_adopted(order: Send) -> bool:
-    return bool(order.message["is"] == "adopted")
+        """Wait for the name of a commit; what else there is to do comes after it."""
+        adopted = [message for message in self._told if isinstance(message, Adopted)]
+        assert adopted, "a worker waits for what nobody will say"
+        for message in adopted:
+            self._told.remove(message)
+            self._bound.handle(message)

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,8 +44,10 @@ from manege.metrics import (
     space_for,
 )
 from manege.models import PictureShape
+from manege.observer import Observer
 from manege.progress import duration
 from manege.rundir import RunDir, cell_folder
+from manege.runtime.messages import NewRun, OldRun
 from manege.sampler import run_config, run_data
 from manege.trainer.binding import check_scores
 from manege.trainer.cell_run import check_scorer
@@ -75,14 +77,11 @@ ATEN_CPU_CAPABILITY is not among them: `cpu_capability` says what came of it.
 _BITS_REST_ON = ("manege", "torch", "numpy", "machine", "cpu", "cpu_capability", "cpu_settings")
 """What of environment.json must be the same for a run to end in the same bits."""
 
-Counter = Callable[[int, int], None]
-"""Told what is done, and of how much."""
-
 Digests = dict[str, dict[Split, str]]
 """SHA-256 of each class's pictures, of the parts that a run looks at."""
 
 
-class Prepared(NamedTuple):
+class OpenedRun(NamedTuple):
     """A run that can begin."""
 
     rundir: RunDir
@@ -90,22 +89,26 @@ class Prepared(NamedTuple):
     dataset: Dataset
 
 
-class Look(NamedTuple):
-    """How to speak while preparing, and whom to ask whether to stop."""
-
-    say: Callable[[str], None]
-    show: Counter | None
-    """Shows how far the feature network's training is."""
-    stop: Callable[[], str | None]
+def prepare(request: NewRun | OldRun, observer: Observer) -> OpenedRun:
+    """Make or open a run directory."""
+    if isinstance(request, OldRun):
+        return prepare_resume(
+            request.path,
+            rounds=request.rounds,
+            budget_s=request.budget_s,
+            observer=observer,
+            workers=request.workers,
+        )
+    return prepare_new(request.config, request.out, request.command, observer, request.on_pixels)
 
 
 def prepare_new(
     config: RunConfig,
     out: Path | None,
     command: str,
-    look: Look,
+    observer: Observer,
     on_pixels: RunConfig | None = None,
-) -> Prepared:
+) -> OpenedRun:
     """A new run's directory, with all that it needs to begin.
 
     `on_pixels` is what to train instead where critics cannot see features, or should not.
@@ -118,8 +121,8 @@ def prepare_new(
     config, instead = _fitting(config, on_pixels)
     config = _settled(config, dataset)
     _check_folders(config, dataset)
-    digests = _decode(config, dataset, look)
-    space = _space_of(config, dataset, look)
+    digests = _decode(config, dataset, observer)
+    space = _space_of(config, dataset, observer)
     rundir = RunDir.create(
         out,
         name=f"{dataset.name}-{config.method.value}",
@@ -128,13 +131,13 @@ def prepare_new(
         environment=environment(),
         data=_data_record(dataset, digests),
     )
-    look.say(f"run directory: {rundir.path}")
+    observer.say(f"run directory: {rundir.path}")
     if instead is not None:
-        look.say(instead)
+        observer.say(instead)
     networks = config.networks
     mixed = isinstance(networks, DcganNetworks) and networks.discriminator_batchnorm
     if mixed and dataset.size <= _LARGEST_1X1:
-        look.say(
+        observer.say(
             f"warning: {dataset.size}x{dataset.size} pictures are too small for the convolutional "
             "pair: BatchNorm on a 1x1 map hides them from a Wasserstein critic altogether; "
             "use --networks mlp, or --size 32"
@@ -143,7 +146,7 @@ def prepare_new(
         save_space(space, rundir.path / "scorer")
     failpoint("real-sheet")
     rundir.write_bytes(_REAL_SHEET, real_sheet(config, dataset))
-    return Prepared(rundir, config, dataset)
+    return OpenedRun(rundir, config, dataset)
 
 
 def _fitting(config: RunConfig, on_pixels: RunConfig | None) -> tuple[RunConfig, str | None]:
@@ -198,9 +201,9 @@ def prepare_resume(
     *,
     rounds: int | None,
     budget_s: float | str | None,
-    look: Look,
-    trainers: int = 1,
-) -> Prepared:
+    observer: Observer,
+    workers: int = 1,
+) -> OpenedRun:
     """A run that is there already, with a new length if one is given.
 
     The configuration is the one to go on with; whoever starts the run writes it down.
@@ -209,8 +212,8 @@ def prepare_resume(
         path: of the run.
         rounds: a new total.
         budget_s: a new total of time.
-        look: speaks while preparing.
-        trainers: how many there may be at the same time, each of which has the time.
+        observer: sees how far it is.
+        workers: how many there may be at the same time, each of which has the time.
     """
     rundir = RunDir.open(path)
     config = run_config(rundir)
@@ -219,32 +222,32 @@ def prepare_resume(
         config = amended(config, {"rounds": rounds, "budget_s": budget_s})
         # What is damaged, or another run's, is told of when the cells are opened.
         with suppress(CheckpointError):
-            _check_length(rundir, before, config, trainers)
+            _check_length(rundir, before, config, workers)
     device.place(config.device, 0, device.gpus_for(config.device))
     dataset = open_dataset(config.data)
-    digests = _decode(config, dataset, look)
+    digests = _decode(config, dataset, observer)
     _check_same_data(rundir, _data_record(dataset, digests))
-    _prepare_scorer(rundir, config, dataset, look)
-    _warn_of_other_bits(rundir, look)
+    _prepare_scorer(rundir, config, dataset, observer)
+    _warn_of_other_bits(rundir, observer)
     if not (rundir.path / _REAL_SHEET).exists():
         rundir.write_bytes(_REAL_SHEET, real_sheet(config, dataset))
-    return Prepared(rundir, config, dataset)
+    return OpenedRun(rundir, config, dataset)
 
 
-def _warn_of_other_bits(rundir: RunDir, look: Look) -> None:
+def _warn_of_other_bits(rundir: RunDir, observer: Observer) -> None:
     """Say in a line what the bits rest on that is not as it was when the run began."""
     began, here = rundir.environment(), environment()
     # A run from before a fact was written down says nothing about it.
     others = [key for key in _BITS_REST_ON if began.get(key, here[key]) != here[key]]
     if others:
         told = "; ".join(f"{key} {began[key]}, here it is {here[key]}" for key in others)
-        look.say(
+        observer.say(
             f"warning: {rundir.path} began with {told}: it may end in other bits than without the "
             "interruption; for the same bits go on as it began"
         )
 
 
-def _check_length(rundir: RunDir, before: RunConfig, config: RunConfig, trainers: int) -> None:
+def _check_length(rundir: RunDir, before: RunConfig, config: RunConfig, workers: int) -> None:
     """Raise ConfigError when the run has had more rounds, or more time, than it is to have."""
     # By the commits: the status of a run that was killed lags behind them.
     had = {
@@ -264,8 +267,8 @@ def _check_length(rundir: RunDir, before: RunConfig, config: RunConfig, trainers
     if config.budget_s is None or config.budget_s >= (before.budget_s or float("inf")):
         return
     spent_s = [spent_s for _, spent_s in had.values()]
-    # Every trainer has its own wall time, but no cell can have had less than it was trained for.
-    each = trainers if config.budget_clock == "wall" else 1
+    # Every worker has its own wall time, but no cell can have had less than it was trained for.
+    each = workers if config.budget_clock == "wall" else 1
     trained_s = max(sum(spent_s) / each, *spent_s)
     if trained_s > config.budget_s:
         raise ConfigError(
@@ -274,7 +277,7 @@ def _check_length(rundir: RunDir, before: RunConfig, config: RunConfig, trainers
         )
 
 
-def _decode(config: RunConfig, dataset: Dataset, look: Look) -> Digests:
+def _decode(config: RunConfig, dataset: Dataset, observer: Observer) -> Digests:
     """What the run looks at; all of it is in the cache then.
 
     So a broken picture is found before training. Held-out ones are left alone where no stability
@@ -289,24 +292,23 @@ def _decode(config: RunConfig, dataset: Dataset, look: Look) -> Digests:
                 digests[label][split] = dataset.digest(label, split)
         if time.monotonic() - spoke > _SPEAK_EVERY_S:
             spoke = time.monotonic()
-            look.say(f"pictures of {number} of {len(dataset.labels)} classes read: {label}")
-        if stopped_by := look.stop():
+            observer.say(f"pictures of {number} of {len(dataset.labels)} classes read: {label}")
+        if stopped_by := observer.should_stop():
             raise KeyboardInterrupt(stopped_by)
     return digests
 
 
-def _space_of(config: RunConfig, dataset: Dataset, look: Look) -> Space | None:
+def _space_of(config: RunConfig, dataset: Dataset, observer: Observer) -> Space | None:
     """The feature space training scores in, made now if it must be; None when it keeps no score."""
     if not config.scored:
         return None
 
     def progress(done: int, total: int) -> None:
-        if look.show is not None:
-            look.show(done, total)
-        if stopped_by := look.stop():
+        observer.progress(done, total)
+        if stopped_by := observer.should_stop():
             raise KeyboardInterrupt(stopped_by)
 
-    shape, telling = PictureShape(dataset.size, dataset.channels), Telling(look.say, progress)
+    shape, telling = PictureShape(dataset.size, dataset.channels), Telling(observer.say, progress)
     if (
         config.cellular is not None
         and config.cellular.mixture.metric == "is"
@@ -320,7 +322,9 @@ def _space_of(config: RunConfig, dataset: Dataset, look: Look) -> Space | None:
     return space
 
 
-def _prepare_scorer(rundir: RunDir, config: RunConfig, dataset: Dataset, look: Look) -> None:
+def _prepare_scorer(
+    rundir: RunDir, config: RunConfig, dataset: Dataset, observer: Observer
+) -> None:
     """See to it that the run has its scorer, and that it is the one it was scored with so far."""
     folder = below(rundir.path, "scorer")
     if not config.scored:
@@ -328,7 +332,7 @@ def _prepare_scorer(rundir: RunDir, config: RunConfig, dataset: Dataset, look: L
     if is_stored(folder):
         space = load_space(folder, config.feature_weights)
     else:
-        made = _space_of(config, dataset, look)
+        made = _space_of(config, dataset, observer)
         assert made is not None
         save_space(space := made, folder)
     for cell in rundir.cells()[:1]:

@@ -32,14 +32,27 @@ from typing import Any, NamedTuple
 import torch
 
 from manege import device, failpoints, processes
-from manege.config import RunConfig
 from manege.data import cache, open_dataset
-from manege.errors import EXIT_INPUT, EXIT_STOPPED, MachineError, ManegeError
+from manege.errors import EXIT_INPUT, EXIT_MACHINE, EXIT_STOPPED, MachineError, ManegeError
+from manege.observer import Observer
 from manege.rundir import RunDir
-from manege.runtime.channel import Channel, Garbled, Gone, Received
+from manege.runtime import messages
+from manege.runtime.channel import Channel, Garbled, Gone
+from manege.runtime.messages import (
+    ForkWorker,
+    Kill,
+    Load,
+    Loaded,
+    NewRun,
+    OldRun,
+    Prepared,
+    Refused,
+    decode,
+    encode,
+)
 from manege.trainer.binding import bound_method, task_of
 from manege.trainer.host import Host, TrainingSetup
-from manege.trainer.preparing import Look, prepare_new, prepare_resume
+from manege.trainer.preparing import prepare
 
 BEAT_S = 0.5
 TELL_EVERY_S = 0.2
@@ -85,7 +98,7 @@ class _Server:
         self._channel: Channel
         """Of the owner whose message is being obeyed."""
         self._bound: TrainingSetup | None = None
-        self._bound_to: dict[str, Any] | None = None
+        self._bound_to: Load | None = None
         self._gpus = 0
         """That its trainers may use."""
         self._rundir: RunDir | None = None
@@ -109,7 +122,7 @@ class _Server:
                 try:
                     for received in owner.receive():
                         self._channel = owner
-                        self._obey(received)
+                        self._obey(decode(received.message), received.files)
                 except (Gone, Garbled):
                     self._lose(owner)
 
@@ -138,39 +151,44 @@ class _Server:
             if child.owner is owner:
                 os.kill(child.pid, signal.SIGKILL)
 
-    def _obey(self, received: Received) -> None:
-        message = received.message
-        match message["is"]:
-            case "prepare":
+    def _obey(self, message: Any, files: tuple[int, ...]) -> None:
+        match message:
+            case NewRun() | OldRun():
                 self._apart(lambda: self._prepare(message))
                 failpoints.failpoint("server:prepared")
-            case "bind":
+            case Load():
                 failpoints.failpoint("server:bind")
                 self._answer(lambda: self._bind(message))
-            case "fork":
-                self._fork(int(message["host"]), int(message["seat"]), received.files[0])
-            case "kill":
+            case ForkWorker(worker, seat):
+                self._fork(worker, seat, files[0])
+            case Kill(worker):
                 for child in self._children.values():
-                    if child.host == int(message["host"]):
+                    if child.host == worker:
                         os.kill(child.pid, signal.SIGKILL)
+            case other:
+                raise ValueError(f"nobody asks a worker server for {other!r}")
 
-    def _answer(self, work: Callable[[], dict[str, Any]]) -> None:
+    def _answer(self, work: Callable[[], Prepared | Loaded]) -> None:
         """Send what comes of it, or why nothing does."""
+        answer: Prepared | Loaded | Refused
         try:
             answer = work()
         except ManegeError as error:
             answer = _refused(error)
         except KeyboardInterrupt:
-            answer = {"is": "refused", "code": EXIT_STOPPED, "text": "interrupted"}
-        self._channel.send(answer)
+            answer = Refused(EXIT_STOPPED, "interrupted")
+        self._send(answer)
         self._channel.flush(_FLUSH_S)
 
-    def _apart(self, work: Callable[[], dict[str, Any]]) -> None:
-        """The same in a child, which may use as many threads as it likes."""
+    def _send(self, message: Any) -> None:
+        self._channel.send(encode(message))
+
+    def _apart(self, work: Callable[[], Prepared]) -> None:
+        """Answer from a child, which may use as many threads as it likes."""
         try:
             pid = processes.fork()
         except MachineError as error:
-            self._channel.send(_refused(error))
+            self._send(_refused(error))
             return
         if pid == 0:
             _die_with_parent()
@@ -184,55 +202,24 @@ class _Server:
         _, status = os.waitpid(pid, 0)
         if code := os.waitstatus_to_exitcode(status):
             how = f"preparing the run ended with {_how(code)}"
-            self._channel.send({"is": "refused", "code": 3, "text": how})
+            self._send(Refused(EXIT_MACHINE, how))
 
-    def _prepare(self, message: dict[str, Any]) -> dict[str, Any]:
-        look = Look(
-            say=lambda text: self._channel.send({"is": "say", "text": text}),
-            show=self._count,
-            stop=lambda: None,
-        )
-        if message["new"]:
-            config = RunConfig.model_validate(message["config"])
-            out = None if message["out"] is None else Path(message["out"])
-            other = message["on_pixels"]
-            on_pixels = None if other is None else RunConfig.model_validate(other)
-            prepared = prepare_new(config, out, message["command"], look, on_pixels)
-        else:
-            prepared = prepare_resume(
-                Path(message["out"]),
-                rounds=message["rounds"],
-                budget_s=message["budget_s"],
-                look=look,
-                trainers=int(message["trainers"]),
-            )
-        return {
-            "is": "prepared",
-            "path": str(prepared.rundir.path),
-            "config": prepared.config.model_dump(mode="json"),
-        }
+    def _prepare(self, request: NewRun | OldRun) -> Prepared:
+        opened = prepare(request, _Asker(self._channel))
+        return Prepared(opened.rundir.path, opened.config)
 
-    def _count(self, done: int, total: int) -> None:
-        self._channel.send({"is": "count", "done": done, "total": total})
-
-    def _bind(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Load what all trainers have in common; once, whoever else asks for the same."""
+    def _bind(self, message: Load) -> Loaded:
+        """Load what all workers have in common; once, whoever else asks for the same."""
         if self._bound is None or self._bound_to != message:
             self._load(message)
         assert self._bound is not None
-        task = task_of(self._bound)
-        return {
-            "is": "bound",
-            "task": vars(task),
-            "bytes": _resident(),
-            "devices": self._gpus,
-        }
+        return Loaded(task_of(self._bound), _resident(), self._gpus)
 
-    def _load(self, message: dict[str, Any]) -> None:
+    def _load(self, message: Load) -> None:
         device.keep_memory()
-        config = RunConfig.model_validate(message["config"])
+        config = message.config
         torch.set_num_threads(1)
-        rundir = RunDir.open(Path(message["path"]))
+        rundir = RunDir.open(message.path)
         self._gpus = device.gpus_apart(config.device)
         device.place(config.device, 0, self._gpus)  # Refuse before anything is loaded.
         # On the CPU, whatever the trainers use: this process must not start CUDA.
@@ -247,7 +234,7 @@ class _Server:
             pid = processes.fork()
         except MachineError as error:
             os.close(file)
-            self._channel.send(_refused(error))
+            self._send(_refused(error))
             return
         if pid == 0:
             _die_with_parent()
@@ -262,7 +249,7 @@ class _Server:
             os._exit(code)
         os.close(file)
         self._children[os.pidfd_open(pid)] = _Child(number, pid, self._channel)
-        self._channel.send({"is": "forked", "host": number, "pid": pid})
+        self._send(messages.Forked(number, pid))
 
     def _let_go(self) -> None:
         """In a trainer: what is the server's alone."""
@@ -279,7 +266,22 @@ class _Server:
         _, status = os.waitpid(pid, 0)
         how = _how(os.waitstatus_to_exitcode(status))
         with suppress(Gone):
-            owner.send({"is": "dead", "host": host, "how": how})
+            owner.send(encode(messages.Died(host, how)))
+
+
+class _Asker(Observer):
+    """Whoever asked for a run, while it is being prepared."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def say(self, text: str) -> None:
+        """Send a line for people."""
+        self._channel.send(encode(messages.Say(text)))
+
+    def progress(self, done: int, total: int) -> None:
+        """Send how far the training of a feature network is."""
+        self._channel.send(encode(messages.Count(done, total)))
 
 
 def _seated(bound: TrainingSetup, seat: int, gpus: int) -> TrainingSetup:
@@ -296,23 +298,26 @@ def _seated(bound: TrainingSetup, seat: int, gpus: int) -> TrainingSetup:
 def _train(bound: TrainingSetup, rundir: RunDir, number: int, channel: Channel) -> int:
     """A trainer's life; its exit code."""
     failpoints.only_for(number)
-    backlog: deque[Received] = deque()
+    backlog: deque[tuple[Any, tuple[int, ...]]] = deque()
+
+    def receive() -> None:
+        backlog.extend((decode(message), files) for message, files in channel.receive())
 
     def listen() -> None:
         # In the middle of a commit: what else there is to do comes after it. What is waited for
         # may have come already, together with what is being done.
         if not any(map(_is_adopted, backlog)):
             channel.wait(None)
-            backlog.extend(channel.receive())
+            receive()
         adopted = [received for received in backlog if _is_adopted(received)]
         for received in adopted:
             backlog.remove(received)
-            host.handle(received.message)
+            host.handle(*received)
 
     host = Host(
         bound,
         rundir,
-        channel.send,
+        lambda message, files: channel.send(encode(message), files),
         mark=f"{rundir.incarnation}.{number}",
         listen=listen,
         tell_every_s=TELL_EVERY_S,
@@ -323,36 +328,35 @@ def _train(bound: TrainingSetup, rundir: RunDir, number: int, channel: Channel) 
             threading.Thread(target=_beat, args=(host, channel), daemon=True).start()
         device.use_threads(bound.config.threads_per_cell)
         while not host.done:
-            backlog.extend(channel.receive())
+            receive()
             while backlog:
-                received = backlog.popleft()
-                host.handle(received.message, received.files)
+                host.handle(*backlog.popleft())
             if not host.done and not host.work() and not backlog:
                 channel.wait(None)
         channel.flush(_FLUSH_S)
     except Gone:
         os._exit(0)  # Nobody would give its files their names.
     except ManegeError as error:
-        channel.send(_refused(error))
+        channel.send(encode(_refused(error)))
         channel.flush(_FLUSH_S)
         return EXIT_INPUT
     except Exception as error:
         told = traceback.format_exc()
         sys.stderr.write(told)
         words = f"{type(error).__name__}: {error}"
-        channel.send({"is": "crashed", **host.place(), "text": words, "traceback": told})
+        channel.send(encode(host.crashed(words, told)))
         channel.flush(_FLUSH_S)
         return CRASHED
     return 0
 
 
-def _refused(error: ManegeError) -> dict[str, Any]:
+def _refused(error: ManegeError) -> Refused:
     """Return the message that hands an error on to whoever asked."""
-    return {"is": "refused", "code": error.exit_code, "text": str(error)}
+    return Refused(error.exit_code, str(error))
 
 
-def _is_adopted(received: Received) -> bool:
-    return bool(received.message["is"] == "adopted")
+def _is_adopted(received: tuple[Any, tuple[int, ...]]) -> bool:
+    return isinstance(received[0], messages.Adopted)
 
 
 def _beat(host: Host, channel: Channel) -> None:
@@ -362,14 +366,7 @@ def _beat(host: Host, channel: Channel) -> None:
         # Waiting is no step, however long it takes.
         age_s = 0.0 if working is None else time.monotonic() - host.stepped_at
         try:
-            channel.send(
-                {
-                    "is": "beat",
-                    "age_s": age_s,
-                    "longest_s": host.longest_s,
-                    "working": working,
-                }
-            )
+            channel.send(encode(messages.Beat(age_s, host.longest_s, working)))
         except Gone:
             os._exit(0)
         time.sleep(BEAT_S)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
-from manege.progress import duration
+from manege.observer import Observer, Place
+from manege.progress import counter, duration
 from manege.view.state import Looked
 from manege.view.words import important, losses, value_of
 
@@ -17,8 +18,8 @@ _AT_MOST_EVERY_S = 1.0
 """Rounds of a second and less share a line."""
 
 
-class Lines:
-    """A watcher that speaks once a round: of a class, or of the whole grid."""
+class Lines(Observer):
+    """Speaks once a round: of a class, or of the whole grid."""
 
     def __init__(
         self, stream: TextIO | None = None, looked: Looked | None = None, *, own: bool = True
@@ -30,25 +31,28 @@ class Lines:
         self._refreshed_at = -_REFRESH_S
         self._spoke_at = -_AT_MOST_EVERY_S
         self._told: dict[str, int] = {}
+        self._count = counter("feature network: seen")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def close(self) -> None:
+        """Leave nothing unwritten."""
         (self._stream or sys.stderr).flush()
 
+    def progress(self, done: int, total: int) -> None:
+        """Show how far a feature network is."""
+        self._count(done, total)
+
     def say(self, text: str) -> None:
-        """One line."""
+        """Write a line."""
         clean = "".join(one if one.isprintable() else "?" for one in text)
         stream = self._stream or sys.stderr
         stream.write(clean + "\n")
         stream.flush()
 
     def opened(self, path: Path) -> None:
-        """The run lies there."""
+        """Know where the run lies."""
         self._looked.opened(path)
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: dict[str, Any]) -> None:
         """See a line of events.jsonl."""
         self._looked.event(event)
         self.tell(event)
@@ -60,13 +64,13 @@ class Lines:
         if (line := important(event)) is not None:
             self.say(line)
 
-    def step(self, cell: str, place: tuple[int, int, int], fraction: float) -> None:
+    def step(self, cell: str, place: Place, fraction: float) -> None:
         """See a step."""
         self._looked.step(cell, place, fraction)
 
-    def look(self, trainers: int, silent_s: float, *, paused: bool) -> None:
+    def workers(self, count: int, silent_s: float, *, paused: bool) -> None:
         """See who trains."""
-        self._looked.look(trainers, silent_s, paused=paused)
+        self._looked.look(count, silent_s, paused=paused)
         # It is told with every message, and a thousand cells take a while to sum up.
         if time.monotonic() - self._refreshed_at >= _REFRESH_S:
             self._refresh()
@@ -75,14 +79,6 @@ class Lines:
         self._refreshed_at = time.monotonic()
         if self._own:
             self._looked.refresh()
-
-    def wishes(self) -> Sequence[str]:
-        """None: nobody presses keys here."""
-        return ()
-
-    def asked_to_stop(self) -> str | None:
-        """By nobody."""
-        return None
 
     def _round(self, key: str) -> None:
         history = self._looked.history

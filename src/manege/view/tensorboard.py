@@ -13,6 +13,7 @@ from typing import Any
 
 from manege.errors import MachineError
 from manege.files import below
+from manege.observer import Observer
 from manege.report.history import INDICES
 from manege.rundir import cell_folder
 
@@ -31,7 +32,7 @@ def check_installed() -> None:
         ) from error
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(Observer):
     """Writes what events tell."""
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class TensorBoardWriter:
         self._write(None, time.time(), 0, [_text("configuration", f"```yaml\n{text}```")])
         self._write(None, time.time(), 0, [_text("command", f"`{command}`")])
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: dict[str, Any]) -> None:
         """Write what a line of events.jsonl tells."""
         t = float(event["t"])
         match event["event"]:

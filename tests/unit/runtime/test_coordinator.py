@@ -7,6 +7,7 @@ when the cell heard exactly whom it should have heard. A seed makes a schedule o
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import random
 from collections import Counter, deque
@@ -17,20 +18,29 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from manege.runtime.blame import DEATHS_AT_ONE_STEP, DEATHS_WITHOUT_COMMIT
-from manege.runtime.coordinator import Coordinator
-from manege.runtime.orders import (
+from manege.errors import ConfigError, MachineError
+from manege.observer import Observer
+from manege.runtime.coordinator import Coordinator, Outcome
+from manege.runtime.messages import (
+    KINDS,
     Close,
     Kill,
     Order,
-    Outcome,
-    Place,
-    Refused,
     Send,
     Start,
+    TakeCell,
     Task,
+    decode,
+    encode,
 )
-from manege.runtime.patience import COMBINE_S, OPENING_S, SILENCE_S, STARTING_S
+from manege.runtime.policies import (
+    COMBINE_S,
+    DEATHS_AT_ONE_STEP,
+    DEATHS_WITHOUT_COMMIT,
+    OPENING_S,
+    SILENCE_S,
+    STARTING_S,
+)
 from manege.topology import NINE, Schedule, Topology, isolated, ring, torus
 
 BEAT_S = 2.0
@@ -124,12 +134,12 @@ class Plan:
         return Task(
             cells=self.grid.cells,
             groups=self.grid.groups,
-            around=self.grid.around,
+            links=self.grid.around,
             rounds=self.rounds,
             budget_s=self.budget_s,
             wall=self.wall,
-            waits=self.waits,
-            told={"rounds": self.rounds},
+            synchronous=self.waits,
+            record={"rounds": self.rounds},
         )
 
 
@@ -226,12 +236,6 @@ class Desk:
 
     def told(self, event: str) -> list[dict[str, Any]]:
         return [one for one in self.events if one["event"] == event]
-
-
-class Watcher:
-    def event(self, event: dict[str, Any]) -> None: ...
-
-    def step(self, cell: str, place: Place, fraction: float) -> None: ...
 
 
 # Hosts.
@@ -446,7 +450,7 @@ class FakeHost:
                 self._known(cell).frozen = True
             case "combine":
                 yield 0.5
-                self._tell("mixture", told={})
+                self._tell("mixture", record={})
             case "noted":
                 yield 0.5
                 self._tell("combined")
@@ -745,7 +749,9 @@ class World:
         for fault in self.faults:
             if not fault.word:
                 self.at(began + fault.at_s, lambda fault=fault: self.happen(fault))
-        self.coordinator = Coordinator(plan.task, self.desk, Watcher(), status, hosts=self.wanted)
+        self.coordinator = Coordinator(
+            plan.task, self.desk, Observer(), status, workers=self.wanted
+        )
         self.carry(self.coordinator.begin(self.now))
         self.tick()
         while self.coordinator.outcome is None and not self.abandoned:
@@ -782,7 +788,7 @@ class World:
         message, files = host.outbox.popleft()
         self.open.update(files)
         before = self.desk.changes
-        orders = self.coordinator.heard(host.number, message, files, self.now)
+        orders = self.coordinator.heard(host.number, decode(message), files, self.now)
         if host.given_up:
             assert orders == [Close(file) for file in files]
             assert self.desk.changes == before
@@ -824,7 +830,7 @@ class World:
                 case Close(file):
                     self.open.remove(file)
                 case Send(number, message, files):
-                    self._send(self.hosts[number], message, files)
+                    self._send(self.hosts[number], encode(message), files)
 
     def _give_up(self, host: FakeHost) -> None:
         assert not host.given_up
@@ -963,7 +969,7 @@ def lived_through(plan: Plan, seed: int) -> World:
                 break
             # A budget of wall time is as many hosts'.
             outcome = world.run(plan.hosts if plan.wall else world.rng.randint(1, plan.hosts + 1))
-    except Refused:
+    except MachineError:
         # Nobody can show a frozen cell, or write the model.
         opening = any(crash.where == "opening" for crash in plan.crashes.values())
         assert opening or len(plan.faults) >= DEATHS_AT_ONE_STEP
@@ -1167,13 +1173,17 @@ def test_two_deaths_at_one_step_are_not():
 
 def test_a_frozen_cell_that_nobody_can_take_up_ends_the_run():
     plan = Plan(TWO_BY_TWO, 2, crashes={"c3": Crash("opening")})
-    with pytest.raises(Refused, match=r"^c3: nobody can take it up, 3 trainers died: RuntimeError"):
+    with pytest.raises(
+        MachineError, match=r"^c3: nobody can take it up, 3 trainers died: RuntimeError"
+    ):
         World(plan, 1).run()
 
 
 def test_a_model_that_nobody_can_write_ends_the_run():
     kills = [Fault("kill", word="mixture", nth=nth) for nth in (1, 2, 3)]
-    with pytest.raises(Refused, match=r"^writing the model failed 3 times: killed by SIGKILL$"):
+    with pytest.raises(
+        MachineError, match=r"^writing the model failed 3 times: killed by SIGKILL$"
+    ):
         World(Plan(ALONE, 2, faults=tuple(kills)), 1).run()
 
 
@@ -1226,6 +1236,10 @@ class Notes:
 PAIR = Topology({"a": ("b",), "b": ("a",)})
 
 
+def fields_of(kind: str) -> set[str]:
+    return {field.name for field in dataclasses.fields(KINDS[kind])}
+
+
 class Talk:
     """A coordinator, and what it orders as words: "finish a to 1", "close 7"."""
 
@@ -1241,32 +1255,28 @@ class Talk:
     ) -> None:
         grid = Grid((1, topology))
         length = (rounds, budget_s, False, waits)
-        task = Task(grid.cells, grid.groups, grid.around, *length, told={})
+        task = Task(grid.cells, grid.groups, grid.around, *length, record={})
         self.desk = Notes()
         self.now = 100.0
-        self.one = Coordinator(task, self.desk, Watcher(), status or {}, hosts=hosts)
+        self.one = Coordinator(task, self.desk, Observer(), status or {}, workers=hosts)
         self.begun = self._words(self.one.begin(self.now))
 
     def _words(self, orders: list[Order]) -> list[str]:
         words = []
         for order in orders:
             if isinstance(order, Send):
-                cell = order.message.get("cell")
-                words.append(f"{order.message['is']}{f' {cell}' if cell else ''} to {order.host}")
+                message = encode(order.message)
+                cell = message.get("cell")
+                words.append(f"{message['is']}{f' {cell}' if cell else ''} to {order.worker}")
             else:
-                words.append(f"{type(order).__name__.lower()} {order[0]}")
+                (number,) = vars(order).values()
+                words.append(f"{type(order).__name__.lower()} {number}")
         return words
 
     def say(self, host: int, kind: str, *files: int, **fields: Any) -> list[str]:
-        message = {
-            "is": kind,
-            "round": 0,
-            "step": 0,
-            "spent_s": 0.0,
-            "seconds": 1.0,
-            "reason": "",
-            **fields,
-        }
+        usual = {"round": 0, "step": 0, "spent_s": 0.0, "seconds": 1.0, "reason": ""}
+        known = {name: value for name, value in usual.items() if name in fields_of(kind)}
+        message = decode({"is": kind, **known, **fields})
         return self._words(self.one.heard(host, message, files, self.now))
 
     def die(self, host: int) -> list[str]:
@@ -1299,7 +1309,7 @@ def test_cells_that_hear_each_other_are_shown_to_each_other():
     ]
     assert talk.say(1, "finished", cell="a", round=1) == ["close 7"]
     assert talk.say(2, "finished", cell="b", round=1) == ["close 8", "combine to 1"]
-    assert talk.say(1, "mixture", told={}) == ["noted to 1"]
+    assert talk.say(1, "mixture", record={}) == ["noted to 1"]
     assert talk.say(1, "combined") == ["quit to 1", "quit to 2"]
     assert talk.one.outcome.rounds == {"a": 1, "b": 1}
 
@@ -1425,10 +1435,12 @@ def test_a_round_that_was_begun_is_ended_whoever_fails_meanwhile():
 def test_two_grids_share_a_budget():
     pairs = Topology({"a": ("b",), "b": ("a",), "c": ("d",), "d": ("c",)})
     grid = Grid((1, pairs))
-    task = Task(grid.cells, grid.groups, grid.around, None, 60.0, wall=False, waits=True, told={})
-    orders = Coordinator(task, Notes(), Watcher(), {}, hosts=2).begin(0.0)
+    task = Task(
+        grid.cells, grid.groups, grid.around, None, 60.0, wall=False, synchronous=True, record={}
+    )
+    orders = Coordinator(task, Notes(), Observer(), {}, workers=2).begin(0.0)
     hosted = [one.message for one in orders if isinstance(one, Send)]
-    assert [(one["cell"], one["share_s"]) for one in hosted] == [(key, 30.0) for key in "abcd"]
+    assert [(one.cell, one.share_s) for one in hosted] == [(key, 30.0) for key in "abcd"]
 
 
 def test_a_cell_alone_is_taken_up_beside_a_frozen_one():
@@ -1554,9 +1566,9 @@ def test_a_trainer_dies_of_its_own_cells_only():
         talk.beat(1, working)
     orders = talk.one.died(1, "killed", talk.now)
     hosted = [
-        one.message for one in orders if isinstance(one, Send) and one.message["is"] == "host"
+        one.message for one in orders if isinstance(one, Send) and isinstance(one.message, TakeCell)
     ]
-    assert [(one["cell"], one["watched"]) for one in hosted] == [("a", False), ("b", True)]
+    assert [(one.cell, one.watched) for one in hosted] == [("a", False), ("b", True)]
 
 
 def test_what_is_trained_while_a_cell_is_to_end_is_no_progress():
@@ -1577,7 +1589,7 @@ def test_after_the_end_nothing_changes():
     talk.say(1, "finished", cell="a", round=1)
     assert talk.stop() == ["stop to 1", "quit to 1"]
     events, status = list(talk.desk.events), dict(talk.desk.status)
-    assert talk.say(1, "mixture", told={}) == []
+    assert talk.say(1, "mixture", record={}) == []
     assert talk.say(1, "combined", 5) == ["close 5"]
     assert talk.later(1000.0) == []
     assert talk.die(1) == ["kill 1"]
@@ -1592,9 +1604,8 @@ def test_a_run_that_was_done_is_combined_again():
 
 
 def test_bad_input_ends_the_run():
-    with pytest.raises(Refused, match=r"^no such file$") as error:
+    with pytest.raises(ConfigError, match=r"^no such file$"):
         Talk(rounds=1).say(1, "refused", code=2, text="no such file")
-    assert error.value.code == 2
 
 
 # Cells that would be better off elsewhere.

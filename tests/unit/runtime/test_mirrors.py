@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from manege.runtime.messages import decode, encode
 from manege.runtime.mirrors import Mirrors, Shown
 from manege.runtime.slots import CentreSlot, lengths_of
 
@@ -63,12 +64,13 @@ class Rank:
             "filled": partial(self.mirrors.filled, number),
         }[content["is"]]()
 
-    def _give(self, host: int, message: dict[str, Any], files: tuple[int, ...]) -> None:
-        key = host, str(message["cell"])
+    def _give(self, host: int, message: Any, files: tuple[int, ...]) -> None:
+        key = host, message.cell
         if files:
             self.look_away(*key)
             self.seen[key] = CentreSlot.attach(files[0], lengths_of(centre(0)))
-        self.told.append((host, message["is"], message.get("round")))
+        wire = encode(message)
+        self.told.append((host, wire["is"], wire.get("round")))
 
     def look_away(self, host: int, cell: str) -> None:
         if (host, cell) in self.seen:
@@ -112,7 +114,7 @@ def ranks() -> Iterator[dict[int, Rank]]:
 
 def tell(ranks: dict[int, Rank], kind: str, host: int = 2, **fields: Any) -> None:
     number = fields.pop("number", None)
-    ranks[READER].mirrors.tell(host, {"is": kind, "cell": "a", **fields}, number)
+    ranks[READER].mirrors.tell(host, decode({"is": kind, "cell": "a", **fields}), number)
 
 
 def test_a_trainer_is_told_of_a_slot_once_both_its_rounds_are_here(ranks):

@@ -10,9 +10,10 @@ import pytest
 from tests.helpers.synthetic_run import grid_events, make_run, per_class_events
 
 from manege.errors import CheckpointError
+from manege.observer import Observer, Observers
 from manege.view import following, lines, live
 from manege.view.lines import Lines
-from manege.view.live import Careful, Live
+from manege.view.live import Live
 from manege.view.scene import Now, Pulse
 
 
@@ -80,11 +81,11 @@ class _Broken(io.StringIO):
 
 def test_a_terminal_that_is_closed_does_not_stop_the_training(monkeypatch):
     monkeypatch.setattr(live.sys, "stderr", _Broken())
-    view = Careful(Live())
+    view = Observers(Live())
     for event in per_class_events(["a"], 3):
         view.event(event)
     view.say("nobody hears it")
-    assert view.wishes() == ()
+    assert view.requests() == []
 
 
 def test_a_page_that_breaks_gives_way_to_lines(monkeypatch, capsys, clock):
@@ -92,7 +93,7 @@ def test_a_page_that_breaks_gives_way_to_lines(monkeypatch, capsys, clock):
         raise ZeroDivisionError("in the page")
 
     monkeypatch.setattr(live, "compose", broken)
-    view = Careful(Live())
+    view = Observers(Live())
     for event in per_class_events(["a"], 3):
         view.event(event)
     text = capsys.readouterr().err
@@ -101,16 +102,14 @@ def test_a_page_that_breaks_gives_way_to_lines(monkeypatch, capsys, clock):
 
 
 def test_a_sink_that_breaks_is_left_out(capsys):
-    class Sink:
+    class Sink(Observer):
         seen = 0
-
-        def opened(self, path) -> None: ...
 
         def event(self, event) -> None:
             Sink.seen += 1
             raise OSError("the disk is full")
 
-    view = Careful(Lines(), [Sink()])
+    view = Observers(Lines(), Sink())
     for event in per_class_events(["a"], 2):
         view.event(event)
     assert Sink.seen == 1
@@ -182,8 +181,8 @@ def test_a_live_file_is_not_written_through_a_link(tmp_path):
 def test_keys_pressed_at_once_are_taken_one_by_one(monkeypatch):
     view = Live()
     monkeypatch.setattr(view._keys, "pressed", lambda: "pcPsx?")
-    assert view.wishes() == ["pause", "checkpoint", "resume", "sheet"]
-    assert view.asked_to_stop() is None
+    assert view.requests() == ["pause", "checkpoint", "resume", "sheet"]
+    assert view.should_stop() is None
     monkeypatch.setattr(view._keys, "pressed", lambda: "q")
-    assert view.wishes() == []
-    assert view.asked_to_stop() == "key q"
+    assert view.requests() == []
+    assert view.should_stop() == "key q"

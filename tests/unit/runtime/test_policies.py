@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from manege.runtime.placing import Move, better_place
+from manege.runtime.policies import Move, better_place
 
 
 def even(cells: str, each_s: float) -> dict[str, float]:

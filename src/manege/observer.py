@@ -1,0 +1,146 @@
+"""Whoever watches a run: a page on the terminal, lines in a log, TensorBoard, a caller's own.
+
+An observer sees what happens, and may ask for something. None can hurt a run: whatever breaks in
+one is caught by `Observers`, said once, and the observer is left out from then on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+T = TypeVar("T")
+_LONGEST = 200
+
+Asks = Literal["pause", "resume", "checkpoint", "sheet"]
+"""What can be asked of a run that goes on."""
+REQUESTS: tuple[Asks, ...] = get_args(Asks)
+
+
+class Place(NamedTuple):
+    """Where a cell stands in its round."""
+
+    round_: int
+    step: int
+    steps: int
+
+
+class Observer:
+    """Sees a run; every method may be left as it is."""
+
+    def opened(self, path: Path) -> None:
+        """See the run directory, before the first event."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """See a line of events.jsonl, just written."""
+
+    def step(self, cell: str, place: Place, fraction: float) -> None:
+        """See a step; `fraction` of the cell's work is done."""
+
+    def workers(self, count: int, silent_s: float, *, paused: bool) -> None:
+        """See how many workers there are, and how long the most silent was not heard of.
+
+        Called some times a second.
+        """
+
+    def say(self, text: str) -> None:
+        """See a line for people."""
+
+    def progress(self, done: int, total: int) -> None:
+        """See how far the training of a feature network is."""
+
+    def requests(self) -> Sequence[str]:
+        """Return what to ask of the run, of `REQUESTS`."""
+        return ()
+
+    def should_stop(self) -> str | None:
+        """Return why the run is to be saved and stopped, or None to go on."""
+        return None
+
+    def close(self) -> None:
+        """See no more of the run."""
+
+    def in_place_of(self, error: Exception) -> Observer | None:
+        """Return the observer to go on with after this one broke; None: nobody."""
+        return None
+
+
+class Observers(Observer):
+    """Several observers as one; one that breaks is left out, which is said."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = list(observers)
+
+    def opened(self, path: Path) -> None:
+        """See the run directory."""
+        self._each(lambda one: one.opened(path))
+
+    def event(self, event: dict[str, Any]) -> None:
+        """See a line of events.jsonl."""
+        self._each(lambda one: one.event(event))
+
+    def step(self, cell: str, place: Place, fraction: float) -> None:
+        """See a step."""
+        self._each(lambda one: one.step(cell, place, fraction))
+
+    def workers(self, count: int, silent_s: float, *, paused: bool) -> None:
+        """See how many workers there are."""
+        self._each(lambda one: one.workers(count, silent_s, paused=paused))
+
+    def say(self, text: str) -> None:
+        """See a line."""
+        self._each(lambda one: one.say(text))
+
+    def progress(self, done: int, total: int) -> None:
+        """See how far a feature network is."""
+        self._each(lambda one: one.progress(done, total))
+
+    def requests(self) -> Sequence[Asks]:
+        """Return what all of them ask for."""
+        return list(chain.from_iterable(self._each(lambda one: _known(one.requests()))))
+
+    def should_stop(self) -> str | None:
+        """Return the first reason to stop."""
+        return next((why for why in self._each(lambda one: one.should_stop()) if why), None)
+
+    def close(self) -> None:
+        """See no more of the run."""
+        self._each(lambda one: one.close())
+
+    def _each(self, act: Callable[[Observer], T]) -> list[T]:
+        """Return what comes of it with each observer that does not break."""
+        found = []
+        for observer in list(self._observers):
+            try:
+                found.append(act(observer))
+            except Exception as error:
+                self._leave_out(observer, error)
+        return found
+
+    def _leave_out(self, observer: Observer, error: Exception) -> None:
+        at = self._observers.index(observer)
+        self._observers.remove(observer)
+        with suppress(Exception):
+            if (other := observer.in_place_of(error)) is not None:
+                self._observers.insert(at, other)
+                return
+        why = shorten(f"{type(error).__name__}: {error}", _LONGEST)
+        words = f"warning: {type(observer).__name__} broke and is left out ({why})"
+        if self._observers:
+            self.say(words)
+        else:
+            with suppress(Exception):  # There may be no standard error.
+                sys.stderr.write(f"{words}\n")
+
+
+def _known(requests: Sequence[str]) -> list[Asks]:
+    """Return the requests; raise ValueError for one that cannot be granted."""
+    for request in requests:
+        if request not in REQUESTS:
+            raise ValueError(f"request {request!r}, expected one of {', '.join(REQUESTS)}")
+    return [known for request in requests for known in REQUESTS if known == request]

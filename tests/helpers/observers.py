@@ -1,0 +1,25 @@
+"""Observers that ask a run to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from manege.observer import Observer
+
+
+class StopWhen(Observer):
+    """Asks for the end as soon as a function gives a reason."""
+
+    def __init__(self, reason: Callable[[], str | None]) -> None:
+        self.should_stop = reason
+
+
+class StopAfter(Observer):
+    """Asks for the end after so many questions whether to."""
+
+    def __init__(self, questions: int) -> None:
+        self.left = questions
+
+    def should_stop(self) -> str | None:
+        self.left -= 1
+        return "SIGTERM" if self.left < 0 else None
