@@ -328,7 +328,8 @@ def group() -> Iterator[Path]:
 JOINS_AND_MAY_HAVE_NO_MORE = """
 import sys
 from pathlib import Path
-from manege.cli import job, main
+from manege import job
+from manege.cli import main
 
 group, more = Path(sys.argv.pop(1)), int(sys.argv.pop(1))
 (group / "cgroup.procs").write_text("0")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.helpers.command import run_here
 
-from manege.runtime.sbatch import BatchJob, Request, script
+from manege.cli.sbatch import BatchJob, Request, script
 
 GRID = ("train", "ring8", "--method", "cellular", "--grid", "2x2", "--out", "run")
 DIGITS = ("train", "digits", "--out", "run")

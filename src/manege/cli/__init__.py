@@ -12,8 +12,7 @@ from pathlib import Path
 
 import typer
 
-from manege import processes
-from manege.cli import job
+from manege import job, processes
 from manege.errors import EXIT_INPUT, EXIT_MACHINE, ManegeError
 
 EXIT_INTERRUPTED = 130

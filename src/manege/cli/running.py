@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from manege.cli import job
+from manege import job
 from manege.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from manege.cli.output import emit_json, say
 from manege.errors import ConfigError, MachineError
 
 if TYPE_CHECKING:
+    from manege.cli.sbatch import Request
     from manege.config import RunConfig
-    from manege.runtime.sbatch import Request
 
 app = typer.Typer(
     help="""Print a batch script for Slurm, or send it; the job resumes itself.
@@ -147,7 +147,7 @@ def _options(
 )
 def train(context: typer.Context) -> None:
     """A script that trains; arguments as of `manege train`, --out among them."""
-    from manege.runtime import sbatch
+    from manege.cli import sbatch
 
     asked: _Asked = context.obj
     args = list(context.args)
@@ -267,8 +267,8 @@ def _shares(asked: _Asked, config: RunConfig, labels: Sequence[str]) -> list[str
 
 
 def _request(asked: _Asked, run: Path, config: RunConfig, labels: Sequence[str]) -> Request:
+    from manege.cli.sbatch import Request
     from manege.config import partition
-    from manege.runtime.sbatch import Request
 
     nodes, tasks = asked.nodes, asked.tasks
     if asked.array is not None:

@@ -48,19 +48,19 @@ def run(command: Callable[[], int]) -> None:
 
 
 def is_joined() -> bool:
-    """Whether this process is part of a job."""
+    """Return whether this process is part of a job."""
     return "manege.runtime.mpi" in sys.modules and _joined() is not None
 
 
 def world() -> World:
-    """The job of this process, which was joined before the command began."""
+    """Return the job of this process, which was joined before the command began."""
     found = _joined()
-    assert found is not None
+    assert found is not None, "an MPI job is joined before its run begins"
     return found
 
 
 def complain(text: str) -> None:
-    """A line on standard error; of several ranks, the first speaks."""
+    """Write a line on standard error; of several ranks, the first speaks."""
     if not _rank():
         sys.stderr.write(f"manege: {text}\n")
 
@@ -80,7 +80,7 @@ def _serve(world: World) -> int:
 
 
 def _wants_job(args: Sequence[str]) -> bool:
-    """Whether this trains, under a launcher or with an MPI that was asked for."""
+    """Return whether this trains, under a launcher or with an MPI that was asked for."""
     verb = next((one for one in args if not one.startswith("-")), None)
     if verb not in _TRAINING or "--help" in args:
         return False
