@@ -137,13 +137,13 @@ def measure(hosts: int, rounds: int, length: str) -> dict[str, float]:
     task = Task(
         cells=cells,
         groups=schedule.components(),
-        around=schedule.around(),
+        links=schedule.around(),
         rounds=rounds if length == "rounds" else None,
         # Its last round is the one in which it is used up.
         budget_s=None if length == "rounds" else ROUND_S * hosts * (rounds - 0.5),
         wall=False,
-        waits=True,
-        told={},
+        synchronous=True,
+        record={},
     )
     run = Run(task)
     run.begin()
@@ -235,7 +235,7 @@ def _end(run: Run, told: Sequence[Order], rounds: int, at_s: float) -> None:
     ends = [one for one in told if isinstance(one, Send) and isinstance(one.message, Finish)]
     finished = {"is": "finished", "round": rounds, "spent_s": ROUND_S * rounds, "reason": ""}
     run.hear([Said(at_s, one.worker, {**finished, "cell": one.message.cell}) for one in ends])
-    writer = next(one for one in run.orders if isinstance(one, Send)).host
+    writer = next(one for one in run.orders if isinstance(one, Send)).worker
     run.hear([Said(at_s, writer, {"is": "mixture", "record": {}})])
     run.hear([Said(at_s, writer, {"is": "combined"})])
     assert run.state == "finished"

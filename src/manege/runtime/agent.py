@@ -32,7 +32,7 @@ from manege.runtime.messages import (
 from manege.runtime.mirrors import Mirrors, Shown
 from manege.runtime.mpi import World
 from manege.runtime.serving import Server
-from manege.runtime.trainers import Trainers
+from manege.runtime.workers import Workers
 from manege.stopping import StopSignals
 
 _SHORT_S, _LONG_S = 0.001, 0.005
@@ -79,7 +79,7 @@ class _Agent:
         self._signalled = False
         self._refused = False
         self._bound_to: Prepared | None = None
-        self._trainers: Trainers | None = None
+        self._workers_here: Workers | None = None
         """Once the server is bound."""
         self._shown = Shown(world, world.rank, world.size)
         self._mirrors = Mirrors(world, world.size, self._give)
@@ -101,12 +101,12 @@ class _Agent:
             if not self._signalled and (name := self._stop()):
                 self._signalled = True
                 self._post(messages.Signalled(name))
-        if self._trainers is not None and self._code in _ORDERLY:
-            self._trainers.await_end()
+        if self._workers_here is not None and self._code in _ORDERLY:
+            self._workers_here.await_end()
         else:
             self._server.kill()
-        if self._trainers is not None:
-            self._trainers.close()
+        if self._workers_here is not None:
+            self._workers_here.close()
         return self._code
 
     def _read(self) -> bool:
@@ -122,8 +122,8 @@ class _Agent:
 
     def _listen(self, timeout_s: float) -> None:
         """Hand on what the server and trainers say within that time."""
-        if self._trainers is not None and not self._refused:
-            for heard in self._trainers.hear(timeout_s):
+        if self._workers_here is not None and not self._refused:
+            for heard in self._workers_here.hear(timeout_s):
                 self._hand_on(heard)
             return
         self._server.channel.wait(timeout_s)
@@ -134,7 +134,7 @@ class _Agent:
                 self._post(self._node(message))
                 assert self._bound_to is not None
                 seats = (self._world.local_rank, self._world.local_size)
-                self._trainers = Trainers(self._server, self._bound_to, Observer(), seats)
+                self._workers_here = Workers(self._server, self._bound_to, Observer(), seats)
             else:
                 self._post(message)
 
@@ -230,6 +230,6 @@ class _Agent:
         self._post(Said(worker, message, numbers))
 
     @property
-    def _known(self) -> Trainers:
-        assert self._trainers is not None, "told of trainers before there can be any"
-        return self._trainers
+    def _known(self) -> Workers:
+        assert self._workers_here is not None, "told of workers before there can be any"
+        return self._workers_here

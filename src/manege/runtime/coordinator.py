@@ -1,6 +1,6 @@
 """The coordinator: which cell is where, how far each may go, and when the run has come to its end.
 
-A state machine. What hosts say, their deaths and the time go in; orders come out. It alone
+A state machine. What workers say, their deaths and the time go in; orders come out. It alone
 appends events, writes the status and gives commits their names; it computes nothing, opens no
 socket and starts no process, so that a test can drive it with a clock of its own.
 
@@ -86,11 +86,11 @@ class Coordinator:
             # A grid ends its budget with whole rounds: it is let go on when all have opened.
             self._aim(group, 0 if self._goes_in_step(group) else task.rounds)
         self._queue: deque[Cell] = deque()
-        """Cells that hear nobody and wait for a host, the longest work first."""
+        """Cells that hear nobody and wait for a worker, the longest work first."""
         self._moving: tuple[Cell, int] | None = None
-        """The cell that leaves its host, and for which other."""
+        """The cell that leaves its worker, and for which other."""
         self._wanted = workers
-        self._hosts: dict[int, WorkerRecord] = {}
+        self._workers: dict[int, WorkerRecord] = {}
         self._started = 0
         self._orders: list[Order] = []
         self._now = self._began_at = self._looked_at = self._placed_at = 0.0
@@ -119,7 +119,7 @@ class Coordinator:
         if unsettled:
             self._writer.write_status(mixture=None)  # That of an earlier end.
             for _ in range(min(self._wanted, len(unsettled))):
-                self._start_host()
+                self._start_worker()
             self._place_all([cell for cell in unsettled if cell.group.many])
             alone = {cell.key for cell in unsettled if not cell.group.many}
             self._queue.extend(cell for cell in self._cells.values() if cell.key in alone)
@@ -131,48 +131,48 @@ class Coordinator:
     def heard(self, number: int, message: Any, files: tuple[int, ...], now: float) -> list[Order]:
         """Take in what a worker said; of one that was given up nothing is believed."""
         self._now = now
-        host = self._hosts.get(number)
-        if host is None or self.outcome is not None:
+        worker = self._workers.get(number)
+        if worker is None or self.outcome is not None:
             return [Close(file) for file in files]
-        host.heard_at, host.heard = now, True
+        worker.heard_at, worker.heard = now, True
         if not isinstance(message, messages.Beat):
-            host.moved_at = now
+            worker.moved_at = now
         match message:
             case messages.Beat():
-                self._hear_beat(host, message)
+                self._hear_beat(worker, message)
             case messages.Emitted(event, fields):
                 self._emit(event, **fields)
             case messages.FileWritten(aside, path):
                 self._writer.adopt_file(aside, path)
             case messages.CellsStopped():
-                self._hear_stopped(host, message)
+                self._hear_stopped(worker, message)
             case messages.Crashed():
-                self._hear_crashed(host, message)
+                self._hear_crashed(worker, message)
             case messages.MixtureChosen(record):
                 self._writer.write_status(mixture=record)
-                self._send(host, messages.Noted())
+                self._send(worker, messages.Noted())
             case messages.Combined():
-                host.combines = False
+                worker.combines = False
                 self._close("failed" if self._failed() else "finished")
             case messages.Refused():
                 raise message.error()
             case _:
                 cell = self._cells[message.cell]
-                if cell.host != number:
+                if cell.worker != number:
                     return [Close(file) for file in files]  # It was taken away from this worker.
-                self._hear_of_cell(host, cell, message, files)
+                self._hear_of_cell(worker, cell, message, files)
         return self._take_orders()
 
     def _hear_of_cell(
-        self, host: WorkerRecord, cell: Cell, message: Any, files: tuple[int, ...]
+        self, worker: WorkerRecord, cell: Cell, message: Any, files: tuple[int, ...]
     ) -> None:
         match message:
             case messages.Opened():
                 self._hear_opened(cell, message, files)
             case messages.Stepped():
-                self._hear_step(host, cell, message)
+                self._hear_step(worker, cell, message)
             case messages.CommitWritten():
-                self._hear_commit(host, cell, message)
+                self._hear_commit(worker, cell, message)
             case messages.RoundDone():
                 self._hear_round(cell, message)
             case messages.TimeUp():
@@ -180,7 +180,7 @@ class Coordinator:
                 if cell.state == "running" and self._stop is None:
                     self._finish(cell, "budget")
             case messages.Released():
-                self._hear_released(host, cell, message)
+                self._hear_released(worker, cell, message)
             case messages.CellFinished():
                 self._hear_finished(cell, message)
             case messages.GaveUp():
@@ -192,37 +192,37 @@ class Coordinator:
     def died(self, number: int, how: str, now: float) -> list[Order]:
         """A trainer is dead: its cells are taken up again by another."""
         self._now = now
-        host = self._hosts.pop(number, None)
-        if host is None:
+        worker = self._workers.pop(number, None)
+        if worker is None:
             return []
         self._orders.append(Kill(number))
-        lost = [self._cells[key] for key in host.cells]
+        lost = [self._cells[key] for key in worker.cells]
         if self._stop is not None or self.outcome is not None:
             for cell in lost:
                 self._leave(cell, "stopped")
             self._end_if_done()
             return self._take_orders()
         self._emit("trainer_died", trainer=number, how=how, cells=[cell.key for cell in lost])
-        blamed = suspect(host, self._cells)
+        blamed = suspect(worker, self._cells)
         for cell in lost:
             self._let_go(cell)
             if not cell.frozen:
                 cell.turn("waiting")
         suspects = [blamed] if blamed else [cell for cell in lost if not cell.frozen]
         if suspects:
-            self._count_death(suspects, host.words or how)
-        if host.combines:
+            self._count_death(suspects, worker.words or how)
+        if worker.combines:
             self._combine_deaths += 1
             if self._combine_deaths >= DEATHS_AT_ONE_STEP:
-                how = host.words or how
+                how = worker.words or how
                 raise MachineError(f"writing the model failed {self._combine_deaths} times: {how}")
         # A frozen cell is there for the others of its group only.
         again = [cell for cell in lost if not cell.frozen or self._going(cell.group)]
-        if again or host.combines or self._queue:
-            fresh = self._start_host()
+        if again or worker.combines or self._queue:
+            fresh = self._start_worker()
             for cell in again:
-                self._host_cell(cell, fresh)
-            if host.combines:
+                self._give(cell, fresh)
+            if worker.combines:
                 self._combine(fresh)
         self._feed()
         self._end_if_done()
@@ -237,15 +237,19 @@ class Coordinator:
         if self._stop is not None:
             if now - self._stop[1] > STOP_S + self._longest_step():
                 for cell in self._cells.values():
-                    if cell.host is not None:
+                    if cell.worker is not None:
                         self._leave(cell, "stopped")
                 self._end_if_done()
             return self._take_orders()
-        hung = [host for host in self._hosts.values() if now - host.heard_at > self._bound_s(host)]
+        hung = [
+            worker
+            for worker in self._workers.values()
+            if now - worker.heard_at > self._bound_s(worker)
+        ]
         orders: list[Order] = []
-        for host in hung:
-            silence = now - host.heard_at
-            orders += self.died(host.number, f"hung: not heard of for {silence:.1f} s", now)
+        for worker in hung:
+            silence = now - worker.heard_at
+            orders += self.died(worker.number, f"hung: not heard of for {silence:.1f} s", now)
         if now - self._placed_at >= PLACE_S:
             self._placed_at = now
             self._even_out()
@@ -256,8 +260,8 @@ class Coordinator:
         self._now = now
         if self._stop is None and self.outcome is None:
             self._stop = (reason, now)
-            for host in self._hosts.values():
-                self._send(host, messages.Stop(reason))
+            for worker in self._workers.values():
+                self._send(worker, messages.Stop(reason))
             self._end_if_done()
         return self._take_orders()
 
@@ -267,13 +271,13 @@ class Coordinator:
         if self._stop is None and self.outcome is None:
             if what in ("pause", "resume"):
                 self.paused = what == "pause"
-            for host in self._hosts.values():
-                self._send(host, messages.Asked(what))
+            for worker in self._workers.values():
+                self._send(worker, messages.Asked(what))
         return self._take_orders()
 
     def heartbeat(self) -> tuple[int, float]:
         """How many trainers there are, and since when the most silent was not heard of."""
-        silent = [self._now - host.heard_at for host in self._hosts.values()]
+        silent = [self._now - worker.heard_at for worker in self._workers.values()]
         return len(silent), max(0.0, *silent) if silent else 0.0
 
     @property
@@ -306,15 +310,17 @@ class Coordinator:
             self._show(cell, other)
         self._allow(cell.group)
 
-    def _hear_step(self, host: WorkerRecord, cell: Cell, message: messages.Stepped) -> None:
+    def _hear_step(self, worker: WorkerRecord, cell: Cell, message: messages.Stepped) -> None:
         place = Place(message.round, message.step, message.steps)
         cell.place = (place.round_, place.step)
         cell.whole = False
-        host.stepped = True
-        host.working = cell.key
+        worker.stepped = True
+        worker.working = cell.key
         self._observer.step(cell.key, place, message.fraction)
 
-    def _hear_commit(self, host: WorkerRecord, cell: Cell, message: messages.CommitWritten) -> None:
+    def _hear_commit(
+        self, worker: WorkerRecord, cell: Cell, message: messages.CommitWritten
+    ) -> None:
         num_bytes = self._writer.adopt(cell.key, message.pending)
         # What a cell may still train while it is to end is no progress.
         if cell.state in ("running", "leaving"):
@@ -328,7 +334,7 @@ class Coordinator:
             bytes=num_bytes,
             seconds=message.seconds,
         )
-        self._send(host, messages.Adopted(cell.key))
+        self._send(worker, messages.Adopted(cell.key))
 
     def _hear_round(self, cell: Cell, message: messages.RoundDone) -> None:
         cell.come_to(message.round, message.spent_s)
@@ -339,7 +345,7 @@ class Coordinator:
             self._send(other, messages.CentreShown(cell.key, cell.round_))
         self._allow(cell.group)
 
-    def _hear_released(self, host: WorkerRecord, cell: Cell, message: messages.Released) -> None:
+    def _hear_released(self, worker: WorkerRecord, cell: Cell, message: messages.Released) -> None:
         cell.come_to(message.round, message.spent_s)
         if self._stop is not None:
             self._leave(cell, "stopped")
@@ -348,13 +354,13 @@ class Coordinator:
         assert self._moving is not None
         wanted = self._moving[1]
         self._let_go(cell)
-        other = self._hosts.get(wanted)
+        other = self._workers.get(wanted)
         if other is None:  # It died meanwhile.
-            other = min(self._hosts.values(), key=lambda one: len(one.cells))
+            other = min(self._workers.values(), key=lambda one: len(one.cells))
         self._emit(
-            "cell_moved", cell=cell.key, round=cell.round_, trainer=host.number, to=other.number
+            "cell_moved", cell=cell.key, round=cell.round_, trainer=worker.number, to=other.number
         )
-        self._host_cell(cell, other)
+        self._give(cell, other)
 
     def _hear_finished(self, cell: Cell, message: messages.CellFinished) -> None:
         cell.come_to(message.round, message.spent_s)
@@ -369,99 +375,99 @@ class Coordinator:
         self._feed()
         self._end_if_done()
 
-    def _hear_stopped(self, host: WorkerRecord, message: messages.CellsStopped) -> None:
+    def _hear_stopped(self, worker: WorkerRecord, message: messages.CellsStopped) -> None:
         for key, (round_, spent_s) in message.cells.items():
             self._cells[key].come_to(round_, spent_s)
-        for key in list(host.cells):
+        for key in list(worker.cells):
             self._leave(self._cells[key], "stopped")
-        host.stopped = True
+        worker.stopped = True
         self._end_if_done()
 
-    def _hear_crashed(self, host: WorkerRecord, message: messages.Crashed) -> None:
+    def _hear_crashed(self, worker: WorkerRecord, message: messages.Crashed) -> None:
         """The worker will die of it; it may not have come to train a cell, or have let it go."""
-        host.words = message.text
-        if message.cell is not None and message.cell in host.cells:
-            host.broke_over = message.cell
+        worker.words = message.text
+        if message.cell is not None and message.cell in worker.cells:
+            worker.broke_over = message.cell
             self._cells[message.cell].place = (message.round, message.step)
-        blamed = suspect(host, self._cells)
+        blamed = suspect(worker, self._cells)
         if blamed is not None:
             self._writer.log(blamed.key, message.traceback)
 
-    def _hear_beat(self, host: WorkerRecord, message: messages.Beat) -> None:
-        host.longest_s = max(host.longest_s, message.longest_s)
-        opens = any(self._cells[key].place is None for key in host.cells)
-        if message.working in host.cells:
-            host.working = message.working
-        elif not opens and not host.combines:
-            host.moved_at = self._now
-        since = still_since(host, self._now, message.age_s, opens=opens)
-        if self._now - since > self._bound_s(host):
+    def _hear_beat(self, worker: WorkerRecord, message: messages.Beat) -> None:
+        worker.longest_s = max(worker.longest_s, message.longest_s)
+        opens = any(self._cells[key].place is None for key in worker.cells)
+        if message.working in worker.cells:
+            worker.working = message.working
+        elif not opens and not worker.combines:
+            worker.moved_at = self._now
+        since = still_since(worker, self._now, message.age_s, opens=opens)
+        if self._now - since > self._bound_s(worker):
             # It beats, but does not get on: counts as silence.
-            host.heard_at = since
+            worker.heard_at = since
 
     # Decisions.
 
-    def _start_host(self) -> WorkerRecord:
+    def _start_worker(self) -> WorkerRecord:
         self._started += 1
-        host = WorkerRecord(self._started, heard_at=self._now)
-        self._hosts[host.number] = host
-        self._orders.append(Start(host.number))
+        worker = WorkerRecord(self._started, heard_at=self._now)
+        self._workers[worker.number] = worker
+        self._orders.append(Start(worker.number))
         if self.paused:
-            self._send(host, messages.Asked("pause"))
-        return host
+            self._send(worker, messages.Asked("pause"))
+        return worker
 
     def _place_all(self, cells: Sequence[Cell]) -> None:
-        """Cells that hear each other are all hosted at once, neighbouring keys together."""
-        hosts = list(self._hosts.values())
+        """Cells that hear each other are all given at once, neighbouring keys together."""
+        workers = list(self._workers.values())
         for number, cell in enumerate(cells):
-            self._host_cell(cell, hosts[number * len(hosts) // len(cells)])
+            self._give(cell, workers[number * len(workers) // len(cells)])
 
     def _feed(self) -> None:
-        """Give idle hosts the next cells of the queue."""
+        """Give idle workers the next cells of the queue."""
         if self._stop is not None or not self._queue:
             return
-        for host in self._hosts.values():
-            if self._queue and all(self._cells[key].settled for key in host.cells):
-                self._host_cell(self._queue.popleft(), host)
+        for worker in self._workers.values():
+            if self._queue and all(self._cells[key].settled for key in worker.cells):
+                self._give(self._queue.popleft(), worker)
 
     def _even_out(self) -> None:
-        """Move a cell from a host that others wait for to one that gets on faster."""
-        if self._moving is not None or len(self._hosts) < 2:
+        """Move a cell from a worker that others wait for to one that gets on faster."""
+        if self._moving is not None or len(self._workers) < 2:
             return
         loads: dict[int, dict[str, float]] = {}
-        for host in self._hosts.values():
-            going = [self._cells[key] for key in host.cells if not self._cells[key].settled]
+        for worker in self._workers.values():
+            going = [self._cells[key] for key in worker.cells if not self._cells[key].settled]
             if any(not cell.group.many or cell.state != "running" for cell in going):
                 return
             known = {cell.key: cell.round_s for cell in going if cell.round_s is not None}
             if len(known) < len(going):
                 return  # One that was moved last is still to show what it takes.
-            loads[host.number] = known
+            loads[worker.number] = known
         move = better_place(loads)
         if move is not None:
             cell = self._cells[move.cell]
-            self._moving = cell, move.host
+            self._moving = cell, move.worker
             cell.turn("leaving")
-            assert cell.host is not None
-            self._send(self._hosts[cell.host], messages.Release(cell.key))
+            assert cell.worker is not None
+            self._send(self._workers[cell.worker], messages.Release(cell.key))
 
-    def _host_cell(self, cell: Cell, host: WorkerRecord) -> None:
+    def _give(self, cell: Cell, worker: WorkerRecord) -> None:
         quiet = cell.frozen or was_frozen(cell)
         if quiet and not cell.frozen:
             cell.turn("failed")
-        cell.host, cell.round_s = host.number, None
-        host.cells[cell.key] = None
-        host.moved_at, host.stepped = self._now, False
+        cell.worker, cell.round_s = worker.number, None
+        worker.cells[cell.key] = None
+        worker.moved_at, worker.stepped = self._now, False
         if cell.share_s is None and self._task.budget_s is not None:
-            hosts = min(self._wanted, len(self._cells)) if self._task.wall else 1
-            share = share_s(cell.group, self._cells.values(), self._task.budget_s * hosts)
+            workers = min(self._wanted, len(self._cells)) if self._task.wall else 1
+            share = share_s(cell.group, self._cells.values(), self._task.budget_s * workers)
             for key in cell.group.keys:
                 self._cells[key].share_s = share
         if not quiet:
             cell.turn("opening")
         cell.place = None
         self._send(
-            host,
+            worker,
             messages.TakeCell(
                 cell.key,
                 share_s=cell.share_s,
@@ -474,22 +480,22 @@ class Coordinator:
         )
         for key in self._task.links[cell.key]:
             other = self._cells[key]
-            if other.host not in (None, host.number) and other.slot:
-                self._show(other, host)
+            if other.worker not in (None, worker.number) and other.slot:
+                self._show(other, worker)
 
-    def _show(self, cell: Cell, host: WorkerRecord) -> None:
-        """Tell a host where a cell elsewhere shows its centres, and which."""
+    def _show(self, cell: Cell, worker: WorkerRecord) -> None:
+        """Tell a worker where a cell elsewhere shows its centres, and which."""
         if cell.slot:
-            self._send(host, messages.SlotShown(cell.key), cell.slot)
-            self._send(host, messages.CentreShown(cell.key, cell.round_))
+            self._send(worker, messages.SlotShown(cell.key), cell.slot)
+            self._send(worker, messages.CentreShown(cell.key, cell.round_))
         if cell.frozen:
-            self._send(host, messages.CellFrozen(cell.key))
+            self._send(worker, messages.CellFrozen(cell.key))
 
     def _around(self, cell: Cell) -> list[WorkerRecord]:
-        """Other hosts that want to know of a cell."""
+        """Other workers that want to know of a cell."""
         others = (self._cells[key] for key in self._task.links[cell.key])
-        numbers = dict.fromkeys(other.host for other in others if other.listens)
-        return [self._hosts[one] for one in numbers if one is not None and one != cell.host]
+        numbers = dict.fromkeys(other.worker for other in others if other.listens)
+        return [self._workers[one] for one in numbers if one is not None and one != cell.worker]
 
     def _goes_in_step(self, group: Group) -> bool:
         """Whether a group's cells are let go on one round at a time."""
@@ -534,8 +540,8 @@ class Coordinator:
         elif group.goal != behind + 1:
             self._aim(group, behind + 1)
             for cell in going:
-                if cell.host is not None:
-                    self._send(self._hosts[cell.host], messages.RunUntil(cell.key, behind + 1))
+                if cell.worker is not None:
+                    self._send(self._workers[cell.worker], messages.RunUntil(cell.key, behind + 1))
 
     def _is_over(self, group: Group) -> bool:
         share = self._cells[group.keys[0]].share_s
@@ -547,13 +553,13 @@ class Coordinator:
                 self._finish(cell, reason)
 
     def _finish(self, cell: Cell, reason: str) -> None:
-        assert cell.host is not None
+        assert cell.worker is not None
         cell.turn("finishing")
         if cell.group.many:
             cell.ending = reason
-        host = self._hosts[cell.host]
-        host.moved_at, host.stepped = self._now, False
-        self._send(host, messages.Finish(cell.key, reason))
+        worker = self._workers[cell.worker]
+        worker.moved_at, worker.stepped = self._now, False
+        self._send(worker, messages.Finish(cell.key, reason))
 
     def _fail(self, cell: Cell, reason: str) -> None:
         """Give a cell up; to its neighbours it stays what it last showed."""
@@ -568,7 +574,7 @@ class Coordinator:
         if not cell.group.many:
             self._let_go(cell)
         elif cell.slot:
-            # Without, its next host will have to show what it last was.
+            # Without, its next worker will have to show what it last was.
             for other in self._around(cell):
                 self._send(other, messages.CellFrozen(cell.key))
         self._allow(cell.group)
@@ -596,9 +602,9 @@ class Coordinator:
     def _let_go(self, cell: Cell) -> None:
         if self._moving is not None and self._moving[0] is cell:
             self._moving = None
-        if cell.host is not None and cell.host in self._hosts:
-            self._hosts[cell.host].cells.pop(cell.key, None)
-        cell.host = None
+        if cell.worker is not None and cell.worker in self._workers:
+            self._workers[cell.worker].cells.pop(cell.key, None)
+        cell.worker = None
         self._lose_slot(cell)
 
     def _lose_slot(self, cell: Cell) -> None:
@@ -610,23 +616,23 @@ class Coordinator:
         if self.outcome is not None:
             return
         if self._stop is not None:
-            if all(host.stopped or not host.cells for host in self._hosts.values()):
+            if all(worker.stopped or not worker.cells for worker in self._workers.values()):
                 self._emit("run_stopped", reason=self._stop[0])
                 self._close("stopped")
             return
         if not all(cell.settled for cell in self._cells.values()):
             return
-        if any(host.combines for host in self._hosts.values()):
+        if any(worker.combines for worker in self._workers.values()):
             return
         if len(self._failed()) == len(self._cells):
             self._close("failed")
             return
-        hosts = list(self._hosts.values())
-        self._combine(hosts[0] if hosts else self._start_host())
+        workers = list(self._workers.values())
+        self._combine(workers[0] if workers else self._start_worker())
 
-    def _combine(self, host: WorkerRecord) -> None:
-        host.combines, host.moved_at = True, self._now
-        self._send(host, messages.Combine(tuple(sorted(self._failed()))))
+    def _combine(self, worker: WorkerRecord) -> None:
+        worker.combines, worker.moved_at = True, self._now
+        self._send(worker, messages.Combine(tuple(sorted(self._failed()))))
 
     def _failed(self) -> dict[str, str]:
         return {
@@ -652,21 +658,21 @@ class Coordinator:
             )
         for cell in self._cells.values():
             self._let_go(cell)
-        for host in self._hosts.values():
-            self._send(host, messages.Quit())
+        for worker in self._workers.values():
+            self._send(worker, messages.Quit())
         self._statuses.write(self._now, state=state)
 
-    def _bound_s(self, host: WorkerRecord) -> float:
-        return bound_s(host, len(self._cells))
+    def _bound_s(self, worker: WorkerRecord) -> float:
+        return bound_s(worker, len(self._cells))
 
     def _longest_step(self) -> float:
-        return max((host.longest_s for host in self._hosts.values()), default=0.0)
+        return max((worker.longest_s for worker in self._workers.values()), default=0.0)
 
     def _note(self, cell: Cell, state: str, **more: Any) -> None:
         self._statuses.note(cell, state, self._task.budget_s, **more)
 
-    def _send(self, host: WorkerRecord, message: Any, files: tuple[int, ...] = ()) -> None:
-        self._orders.append(Send(host.number, message, files))
+    def _send(self, worker: WorkerRecord, message: Any, files: tuple[int, ...] = ()) -> None:
+        self._orders.append(Send(worker.number, message, files))
 
     def _emit(self, event: str, **fields: Any) -> None:
         self._observer.event(self._writer.append(event, **fields))

@@ -1,4 +1,4 @@
-"""The coordinator's books: what is known of each cell, the group it belongs to, and each host.
+"""The coordinator's books: what is known of each cell, the group it belongs to, and each worker.
 
 Counts are kept, not taken: a round of a thousand cells costs a thousand entries, not a million.
 """
@@ -35,13 +35,13 @@ class Cell:
     key: str
     group: Group
     state: str = "waiting"
-    """waiting, opening, running, leaving (its host), finishing, finished, failed or stopped."""
+    """waiting, opening, running, leaving (its worker), finishing, finished, failed or stopped."""
     entry: dict[str, Any] = field(default_factory=dict)
     """In the status."""
     round_: int = 0
     spent_s: float = 0.0
     share_s: float | None = None
-    host: int | None = None
+    worker: int | None = None
     until: int | None = None
     """The round that it may go on to, as far as is decided; None: no limit."""
     ending: str | None = None
@@ -90,7 +90,7 @@ class Cell:
 
     @property
     def listens(self) -> bool:
-        """Whether its host, if it has one, wants to know of others."""
+        """Whether its worker, if it has one, wants to know of others."""
         return self.state in ("opening", "running", "leaving")
 
 

@@ -23,7 +23,7 @@ from manege.runtime.messages import (
     Task,
 )
 from manege.runtime.serving import Server
-from manege.runtime.trainers import Trainers
+from manege.runtime.workers import Workers
 
 
 def run(request: NewRun | OldRun, observer: Observers, workers: int | None) -> Run:
@@ -68,7 +68,7 @@ class _Local:
         self._server = server
         self._observer = observer
         self._workers = workers
-        self._trainers: Trainers | None = None
+        self._workers_here: Workers | None = None
 
     def prepare(self, request: NewRun | OldRun) -> Prepared:
         return self._server.prepare(request, self._observer)
@@ -80,13 +80,13 @@ class _Local:
             threads = prepared.config.threads_per_cell
             workers, why = choose_workers(len(loaded.task.cells), threads, loaded.bytes_each)
             self._observer.say(f"workers: {workers} ({why})")
-        self._trainers = Trainers(self._server, prepared, self._observer)
+        self._workers_here = Workers(self._server, prepared, self._observer)
         return loaded.task, workers
 
     @property
-    def _bound(self) -> Trainers:
-        assert self._trainers is not None
-        return self._trainers
+    def _bound(self) -> Workers:
+        assert self._workers_here is not None
+        return self._workers_here
 
     def carry(self, order: Order) -> None:
         match order:
@@ -107,5 +107,5 @@ class _Local:
         self._bound.await_end()
 
     def close(self) -> None:
-        if self._trainers is not None:
-            self._trainers.close()
+        if self._workers_here is not None:
+            self._workers_here.close()

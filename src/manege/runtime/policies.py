@@ -76,47 +76,47 @@ def _is_done(cell: Cell, task: Task) -> bool:
 # Timeouts: how long a worker may be silent, or stay where it is, before it counts as hung.
 
 
-def bound_s(host: WorkerRecord, num_cells: int) -> float:
+def bound_s(worker: WorkerRecord, num_cells: int) -> float:
     """Return how long a worker may be silent, in a run of so many cells."""
-    if not host.heard:
+    if not worker.heard:
         return STARTING_S
-    if host.combines:
+    if worker.combines:
         return OPENING_S + COMBINE_S * num_cells
-    if not host.stepped:
+    if not worker.stepped:
         return OPENING_S
-    return max(SILENCE_S, PATIENCE * host.longest_s)
+    return max(SILENCE_S, PATIENCE * worker.longest_s)
 
 
-def still_since(host: WorkerRecord, now: float, age_s: float, *, opens: bool) -> float:
+def still_since(worker: WorkerRecord, now: float, age_s: float, *, opens: bool) -> float:
     """Return since when a worker that gives signs of life has not got on.
 
     Args:
-        host: what is known of it.
+        worker: what is known of it.
         now: the time.
         age_s: of its step, as it says.
         opens: whether it has cells that it has not opened.
     """
     # A step seems as old as the wait before it; opening and combining are none.
-    began_at = 0.0 if opens or host.combines else now - age_s
-    return max(began_at, host.moved_at)
+    began_at = 0.0 if opens or worker.combines else now - age_s
+    return max(began_at, worker.moved_at)
 
 
 # Faults: over which cell a worker died, and when the cell itself must be the cause.
 
 
-def suspect(host: WorkerRecord, cells: Mapping[str, Cell]) -> Cell | None:
+def suspect(worker: WorkerRecord, cells: Mapping[str, Cell]) -> Cell | None:
     """Return the cell over which a worker died; None when that cannot be known.
 
     Args:
-        host: the worker, with what it held when it died.
+        worker: the worker, with what it held when it died.
         cells: all of the run's, by their keys.
     """
-    if host.broke_over in host.cells:
-        return cells[host.broke_over]
-    working = cells[host.working] if host.working in host.cells else None
+    if worker.broke_over in worker.cells:
+        return cells[worker.broke_over]
+    working = cells[worker.working] if worker.working in worker.cells else None
     if working is not None and working.state in ("running", "leaving"):
         return working
-    held = [cells[key] for key in host.cells]
+    held = [cells[key] for key in worker.cells]
     # Cells are opened, and finished, in the order in which they were given.
     at_it = [cell for cell in held if cell.place is None or cell.state == "finishing"]
     going = [cell for cell in held if not cell.frozen]
@@ -142,24 +142,26 @@ class Move(NamedTuple):
     """A cell is better off with another worker."""
 
     cell: str
-    host: int
+    worker: int
 
 
 def better_place(loads: Mapping[int, Mapping[str, float]]) -> Move | None:
     """Return the move that shortens a round of them all, when it does so by enough.
 
     Args:
-        loads: of every host its cells, and the seconds that a round of each took it. A host without
-            cells has not shown how fast it is, and is given none.
+        loads: of every worker its cells, and the seconds that a round of each took it. A worker
+            without cells has not shown how fast it is, and gets none.
     """
-    total = {host: sum(cells.values()) for host, cells in loads.items() if cells}
+    total = {worker: sum(cells.values()) for worker, cells in loads.items() if cells}
     if len(total) < 2:
         return None
-    slowest = max(total, key=lambda host: total[host])
+    slowest = max(total, key=lambda worker: total[worker])
     after = {
-        host: total[host] + total[host] / len(loads[host]) for host in total if host != slowest
+        worker: total[worker] + total[worker] / len(loads[worker])
+        for worker in total
+        if worker != slowest
     }
-    target = min(after, key=lambda host: after[host])
+    target = min(after, key=lambda worker: after[worker])
     cell = list(loads[slowest])[-1]
     rest = max(after[target], total[slowest] - loads[slowest][cell])
     if rest > ENOUGH * total[slowest] or total[slowest] - rest < LEAST_S:

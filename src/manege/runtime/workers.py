@@ -1,4 +1,4 @@
-"""The trainers of one machine: forked by its trainer server, heard over their channels.
+"""The workers of one machine: forked by its worker server, heard over their channels.
 
 Starts them, gives them messages and hands on what they say and how they die; who they are and
 what becomes of it is for others to decide.
@@ -24,7 +24,7 @@ _END_S = 5.0
 _LOST_SERVERS = 3
 
 
-class Trainers:
+class Workers:
     """Those under way, and the server that forks them."""
 
     def __init__(
@@ -40,12 +40,12 @@ class Trainers:
             server: bound; replaced when it dies.
             prepared: what it is bound to.
             observer: sees what another one says, should this one die.
-            seats: the first of ours among those of the machine's trainers, and how far apart ours
-                are; a trainer's seat says which GPU is its own.
+            seats: the first of ours among those of the machine's workers, and how far apart ours
+                are; a worker's seat says which GPU is its own.
         """
         self._seats = seats
         self._taken: dict[int, int] = {}
-        """Which of our seats every trainer has."""
+        """Which of our seats every worker has."""
         self._server = server
         self._prepared = prepared
         self._observer = observer
@@ -54,37 +54,37 @@ class Trainers:
         self._selector.register(server.channel.fileno(), selectors.EVENT_READ, 0)
         self._lost_servers = 0
 
-    def start(self, host: int) -> None:
+    def start(self, worker: int) -> None:
         """Start one, under this number."""
         ours, theirs = Channel.pair()
-        self._channels[host] = ours
-        self._selector.register(ours.fileno(), selectors.EVENT_READ, host)
-        self._taken[host] = next(
+        self._channels[worker] = ours
+        self._selector.register(ours.fileno(), selectors.EVENT_READ, worker)
+        self._taken[worker] = next(
             seat for seat in itertools.count() if seat not in self._taken.values()
         )
         first, apart = self._seats
-        seat = first + apart * self._taken[host]
+        seat = first + apart * self._taken[worker]
         with suppress(Gone):
-            self._server.channel.send(encode(ForkWorker(host, seat)), [theirs.fileno()])
+            self._server.channel.send(encode(ForkWorker(worker, seat)), [theirs.fileno()])
         theirs.close()
 
-    def send(self, host: int, message: Any, files: Sequence[int] = ()) -> None:
+    def send(self, worker: int, message: Any, files: Sequence[int] = ()) -> None:
         """Give one a message, if it is there."""
-        if host in self._channels:
+        if worker in self._channels:
             # Of its death we hear from the server.
             with suppress(Gone):
-                self._channels[host].send(encode(message), files)
+                self._channels[worker].send(encode(message), files)
 
-    def drop(self, host: int) -> None:
+    def drop(self, worker: int) -> None:
         """Make sure that one is dead, and listen to it no more."""
-        channel = self._channels.pop(host, None)
+        channel = self._channels.pop(worker, None)
         if channel is None:
             return
-        self._taken.pop(host, None)
+        self._taken.pop(worker, None)
         self._unwatch(channel)
         channel.close()
         with suppress(Gone):
-            self._server.channel.send(encode(Kill(host)))
+            self._server.channel.send(encode(Kill(worker)))
 
     def hear(self, timeout_s: float) -> Iterator[Said | Died]:
         """What comes within that time, one by one: what is done about it may change the rest."""
@@ -96,7 +96,7 @@ class Trainers:
             if key.data == 0:
                 yield from self._hear_server()
             elif key.data in self._channels:
-                yield from self._hear_trainer(key.data)
+                yield from self._hear_worker(key.data)
 
     def await_end(self) -> None:
         """They were told to quit, and have a while for it."""
@@ -120,18 +120,18 @@ class Trainers:
         with suppress(KeyError):
             self._selector.unregister(channel.fileno())
 
-    def _hear_trainer(self, host: int) -> Iterator[Said | Died]:
-        channel = self._channels[host]
+    def _hear_worker(self, worker: int) -> Iterator[Said | Died]:
+        channel = self._channels[worker]
         try:
             received = channel.receive()
         except Gone:
             self._unwatch(channel)  # The server tells how it died.
             return
         except Garbled as error:
-            yield Died(host, f"said what makes no sense: {error}")
+            yield Died(worker, f"said what makes no sense: {error}")
             return
         for message, files in received:
-            yield _said(host, message, files)
+            yield _said(worker, message, files)
 
     def _hear_server(self) -> Iterator[Said | Died]:
         try:
@@ -146,15 +146,15 @@ class Trainers:
                 yield from self._hear_last(message.worker)
                 yield message
 
-    def _hear_last(self, host: int) -> Iterator[Said | Died]:
+    def _hear_last(self, worker: int) -> Iterator[Said | Died]:
         """A dead one's last words, unless it is given up meanwhile."""
         with suppress(Gone, Garbled):
-            while host in self._channels and (received := self._channels[host].receive()):
+            while worker in self._channels and (received := self._channels[worker].receive()):
                 for message, files in received:
-                    yield _said(host, message, files)
+                    yield _said(worker, message, files)
 
     def _replace_server(self) -> Iterator[Died]:
-        """Start another; all trainers died with the old one."""
+        """Start another; all workers died with the old one."""
         self._lost_servers += 1
         if self._lost_servers >= _LOST_SERVERS:
             raise MachineError(
@@ -165,15 +165,15 @@ class Trainers:
         self._server.replace()
         self._server.load(self._prepared, self._observer)
         self._selector.register(self._server.channel.fileno(), selectors.EVENT_READ, 0)
-        for host in list(self._channels):
-            yield Died(host, "died with the trainer server")
+        for worker in list(self._channels):
+            yield Died(worker, "died with the trainer server")
 
 
-def _said(host: int, message: Mapping[str, Any], files: tuple[int, ...]) -> Said | Died:
-    """Return what a trainer said, or that it is as good as dead: nobody understands it."""
+def _said(worker: int, message: Mapping[str, Any], files: tuple[int, ...]) -> Said | Died:
+    """Return what a worker said, or that it is as good as dead: nobody understands it."""
     try:
-        return Said(host, decode(message), files)
+        return Said(worker, decode(message), files)
     except ValueError as error:
         for file in files:
             os.close(file)
-        return Died(host, f"said what makes no sense: {error}")
+        return Died(worker, f"said what makes no sense: {error}")
