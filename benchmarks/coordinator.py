@@ -185,7 +185,7 @@ def _ends(task: Task, rounds: int, *, together: bool) -> dict[str, list[float]]:
     for _ in range(rounds):
         begin = {
             cell: max(ends[one][-1] for one in (task.cells if together else (cell, *near)))
-            for cell, near in task.around.items()
+            for cell, near in task.links.items()
         }
         for cell, at_s in begin.items():
             ends[cell].append(at_s + ROUND_S * rng.uniform(0.9, 1.1))
