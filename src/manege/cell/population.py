@@ -51,15 +51,18 @@ class GridState:
         return self.offspring.attempt
 
     @property
+    def sheet_step(self) -> int:
+        """0: in the middle of a round a sheet still shows the centre that was published."""
+        return 0
+
+    @property
     def best(self) -> Best | None:
         """None: on a grid mixtures are scored, not generators."""
         return None
 
-    def published(self, round_: int) -> Centre:
-        """The centre after a round; of one that lags or is frozen, the last there is."""
-        if self.previous is not None and self.previous.round_ == round_ < self.centre.round_:
-            return self.previous
-        return self.centre
+    def centres(self) -> tuple[Centre, ...]:
+        """Return the last two centres, the newest last."""
+        return (self.centre,) if self.previous is None else (self.previous, self.centre)
 
     def publish(self, centre: Centre) -> None:
         """Show the neighbours a new centre."""

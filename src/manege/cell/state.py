@@ -82,6 +82,11 @@ class CellState:
     began: tuple[float, float] | None = None
     """The norms of the generator's and the discriminator's weights then."""
 
+    @property
+    def sheet_step(self) -> int:
+        """Steps of the round under way that the generator on a sheet has taken: all of them."""
+        return self.step
+
     @torch.no_grad()
     def average(self, decay: float) -> None:
         """Take the generator as it is now into the average, if one is kept."""
@@ -205,15 +210,9 @@ class CellState:
             kept = {name: arrays[f"good {name}"] for name in self._changing()}
             self.good = Snapshot(kept, int(averaged), float(augment), float(overfit))
 
-    def published(self, round_: int) -> Centre:
-        """The pair as it stands; it keeps no earlier one, for nobody waits for it."""
-        generator, discriminator = self.pair.generator, self.pair.discriminator
-        return Centre(
-            round_,
-            generator.to_numpy().copy(),
-            discriminator.to_numpy().copy(),
-            moments=np.zeros(0),
-        )
+    def centres(self) -> tuple[Centre, ...]:
+        """Return no centre: whoever trains a pair alone has no neighbours."""
+        return ()
 
     def _changing(self) -> dict[str, np.ndarray]:
         """All that training changes; on a CPU views."""

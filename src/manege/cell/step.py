@@ -84,32 +84,33 @@ class Streams:
     """Where a step's random numbers come from: a stream for each purpose, opened at first use."""
 
     def __init__(self, open_stream: Callable[[str], np.random.Generator]) -> None:
-        self._open = open_stream
+        self.open = open_stream
+        """Open the stream of a purpose at its start."""
 
     @cached_property
     def latents(self) -> np.random.Generator:
         """What generators draw from."""
-        return self._open("latents")
+        return self.open("latents")
 
     @cached_property
     def dropout(self) -> np.random.Generator:
         """Which channels a discriminator drops."""
-        return self._open("dropout")
+        return self.open("dropout")
 
     @cached_property
     def mixing(self) -> np.random.Generator:
         """Where between a real and a fake picture a gradient is penalised."""
-        return self._open("mixing")
+        return self.open("mixing")
 
     @cached_property
     def flips(self) -> np.random.Generator:
         """Which pictures are mirrored."""
-        return self._open("flips")
+        return self.open("flips")
 
     @cached_property
     def changes(self) -> np.random.Generator:
         """How pictures are augmented."""
-        return self._open("changes")
+        return self.open("changes")
 
 
 def draw_noise(

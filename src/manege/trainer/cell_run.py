@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from manege import pictures
-from manege.cell import GridState, Judgement
+from manege.cell import Judgement
 from manege.config import RunConfig
 from manege.errors import CheckpointError
 from manege.methods import Method, State, Step
@@ -190,8 +190,7 @@ class CellRun:
     def draw_sheet(self) -> tuple[str, bytes] | None:
         """A sheet at the cell's fixed latents, and its place; None when it was drawn already."""
         round_ = self.state.round_
-        # In the middle of a round a grid still shows the centre it published.
-        step = 0 if isinstance(self.state, GridState) else self.state.step
+        step = self.state.sheet_step
         if (round_, step) == self._sheet_place:
             return None
         self._sheet_place = (round_, step)
