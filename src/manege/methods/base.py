@@ -12,7 +12,7 @@ from manege.cell import CellState, Gauge, collapse, round_trouble, step_trouble
 from manege.config import RunConfig
 from manege.data import Dataset
 from manege.device import Devices, both
-from manege.methods.method import Step, Timer
+from manege.methods.method import Scorers, Step, Timer
 from manege.methods.shares import Shares
 from manege.models import FrozenFeatures, Generator
 
@@ -29,14 +29,47 @@ class BaseMethod:
         dataset: Dataset,
         devices: torch.device | Devices,
         timer: Timer,
-        gauge: Gauge | None,
-        features: FrozenFeatures | None,
+        scorer: Any = None,
+        gauge: Gauge | None = None,
+        features: FrozenFeatures | None = None,
     ) -> None:
+        """Open nothing yet.
+
+        Args:
+            config: the run's configuration.
+            dataset: the pictures of all cells.
+            devices: where generators and discriminators live.
+            timer: measures the phases of a round.
+            scorer: of the kind that `chosen_scorer` returns.
+            gauge: measures collapse and cycling; None where nobody wants to know.
+            features: what discriminators see of pictures; None for the pictures themselves.
+        """
         self._config = config
         self._devices = both(devices)
         self._timer = timer
+        self._scorer = scorer
         self._gauge = gauge
         self._shares = Shares(config, dataset, self._devices.discriminator, features)
+
+    @classmethod
+    def build(
+        cls,
+        config: RunConfig,
+        dataset: Dataset,
+        devices: Devices,
+        timer: Timer,
+        scorers: Scorers,
+        gauge: Gauge | None,
+        features: FrozenFeatures | None,
+    ) -> Self:
+        """Return the method of a configuration, ready to train."""
+        scorer = cls.chosen_scorer(scorers)
+        return cls(config, dataset, devices, timer, scorer, gauge, features)
+
+    @staticmethod
+    def chosen_scorer(scorers: Scorers) -> Any:
+        """Return the scorer that the method needs."""
+        raise NotImplementedError
 
     def preload(self) -> None:
         """Load the pictures that several cells see, so that processes forked later share them."""

@@ -117,6 +117,7 @@ class Cellular(BaseMethod):
     """A grid of generator/discriminator pairs."""
 
     check_phase = "update_genomes"
+    _scorer: MixtureScorer
 
     def __init__(
         self,
@@ -128,26 +129,16 @@ class Cellular(BaseMethod):
         gauge: Gauge | None = None,
         features: FrozenFeatures | None = None,
     ) -> None:
-        super().__init__(config, dataset, devices, timer, gauge, features)
+        super().__init__(config, dataset, devices, timer, scorer, gauge, features)
         self._grid = _grid_of(config)
-        self._scorer = scorer
         self._numbers = {cell: number for number, cell in enumerate(self._shares.labels)}
         self._schedule = schedule_of(self._grid, tuple(self._numbers))
         self._scratch = self._blank_pair()
 
-    @classmethod
-    def build(
-        cls,
-        config: RunConfig,
-        dataset: Dataset,
-        devices: Devices,
-        timer: Timer,
-        scorers: Scorers,
-        gauge: Gauge | None,
-        features: FrozenFeatures | None,
-    ) -> Self:
-        """Return the method of a configuration, ready to train."""
-        return cls(config, dataset, devices, timer, scorers.for_mixtures(), gauge, features)
+    @staticmethod
+    def chosen_scorer(scorers: Scorers) -> MixtureScorer:
+        """Return what scores mixtures of several cells' generators."""
+        return scorers.for_mixtures()
 
     @classmethod
     def draws_labels(cls, config: RunConfig) -> bool:

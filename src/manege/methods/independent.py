@@ -10,7 +10,7 @@ A round is one pass over a cell's pictures.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ import torch
 from manege.cell import (
     Batch,
     CellState,
-    Gauge,
     Judgement,
     Noise,
     Scorer,
@@ -32,19 +31,9 @@ from manege.cell import (
     train_step,
 )
 from manege.config import ALL, AdaptiveAugment, MethodName, RunConfig, partition, stream
-from manege.data import Dataset
-from manege.device import Devices
 from manege.methods.base import BaseMethod
-from manege.methods.method import (
-    Inbox,
-    ModelPart,
-    SavedCell,
-    Scorers,
-    Step,
-    Timer,
-    TrainedGenerator,
-)
-from manege.models import FrozenFeatures, generate, to_floats
+from manege.methods.method import Inbox, ModelPart, SavedCell, Scorers, Step, TrainedGenerator
+from manege.models import generate, to_floats
 
 NOBODY: Inbox = {}
 
@@ -52,32 +41,12 @@ NOBODY: Inbox = {}
 class Independent(BaseMethod):
     """One generator/discriminator pair for each part of the data."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        dataset: Dataset,
-        devices: torch.device | Devices,
-        timer: Timer,
-        scorer: Scorer | None = None,
-        gauge: Gauge | None = None,
-        features: FrozenFeatures | None = None,
-    ) -> None:
-        super().__init__(config, dataset, devices, timer, gauge, features)
-        self._scorer = scorer
+    _scorer: Scorer | None
 
-    @classmethod
-    def build(
-        cls,
-        config: RunConfig,
-        dataset: Dataset,
-        devices: Devices,
-        timer: Timer,
-        scorers: Scorers,
-        gauge: Gauge | None,
-        features: FrozenFeatures | None,
-    ) -> Self:
-        """Return the method of a configuration, ready to train."""
-        return cls(config, dataset, devices, timer, scorers.for_cells(), gauge, features)
+    @staticmethod
+    def chosen_scorer(scorers: Scorers) -> Scorer | None:
+        """Return what scores one cell's pictures; None when the run keeps no score."""
+        return scorers.for_cells()
 
     @classmethod
     def draws_labels(cls, config: RunConfig) -> bool:

@@ -117,7 +117,7 @@ class CellRun:
 
     def tell_score(self, emit: Emit, judgement: Judgement) -> None:
         """Tell what the generator is worth, and the best so far."""
-        best = self.state.best.told if self.state.best else None
+        best = self.state.best.score if self.state.best else None
         if self._final is not None and (best is None or self._final["value"] < best["value"]):
             best = self._final
         emit(
