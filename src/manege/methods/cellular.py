@@ -499,8 +499,8 @@ class Cellular(BaseMethod):
             },
             spread=spread or None,
             grid={
-                "generator": generator.told | self._lineage(place.pair.generator),
-                "discriminator": discriminator.told | self._lineage(place.pair.discriminator),
+                "generator": generator.details | self._lineage(place.pair.generator),
+                "discriminator": discriminator.details | self._lineage(place.pair.discriminator),
                 "mixture": {"weights": state.weights, "score": state.score},
                 "diversity": diversity,
             },
@@ -540,12 +540,12 @@ class Cellular(BaseMethod):
         alone = len(losses_SO) == 1
         fitter = found < fitness_P[worst]
         replaced = bool(alone or fitter or self._grid.replacement is Replacement.ALWAYS)
-        told = {"fitness": float(fitness_P[worst]), "offspring": found, "replaced": replaced}
+        details = {"fitness": float(fitness_P[worst]), "offspring": found, "replaced": replaced}
         if replaced:
             population[worst] = child.to_numpy().copy()
             fitness_P[worst] = found
         best = int(np.argmin(fitness_P))
-        return _Settled(best, told | {"born": born_in(population[best])})
+        return _Settled(best, details | {"born": born_in(population[best])})
 
     def _lineage(self, child: Individual[Any]) -> dict[str, Any]:
         """Return where the offspring comes from, and what it trained with."""
@@ -617,7 +617,7 @@ class _Settled:
 
     best: int
     """The place of the fittest individual."""
-    told: dict[str, Any]
+    details: dict[str, Any]
     """What the round's event says of it."""
 
 
