@@ -39,13 +39,13 @@ def test_no_suite_of_tests_imports_from_another() -> None:
 def test_nobody_outside_the_methods_asks_which_method_it_is() -> None:
     """What a worker or the sampler must know of a method, the method says."""
     own = {"Cellular", "Independent", "GridState", "CellState"}
-    found = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        if path.relative_to(SOURCE).parts[0] in ("methods", "cell"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and own & {one.name for one in node.names}:
-                found.append(str(path.relative_to(SOURCE)))
+    found = [
+        str(path.relative_to(SOURCE))
+        for path in sorted(SOURCE.rglob("*.py"))
+        if path.relative_to(SOURCE).parts[0] not in ("methods", "cell")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and own & {one.name for one in node.names}
+    ]
     assert found == []
 
 

@@ -158,6 +158,7 @@ def born_in(record: np.ndarray) -> int:
 
 
 def _require_view(what: str, tensor: Tensor | None, view: Tensor) -> None:
+    """Raise RuntimeError unless a tensor is this very view of the flat storage."""
     if (
         tensor is None
         or tensor.data_ptr() != view.data_ptr()

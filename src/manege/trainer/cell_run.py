@@ -29,7 +29,7 @@ class CellFailed(Exception):
 
 
 def check_scorer(cell: str, meta: Mapping[str, Any], space: str | None) -> None:
-    """Nothing; CheckpointError when a commit was scored in another space than the run now has."""
+    """Raise CheckpointError when a commit was scored in another space than the run now has."""
     if meta["space"] != space:
         raise CheckpointError(
             f"class {cell!r}: scored with the feature network {meta['space']}, scorer/ holds "
