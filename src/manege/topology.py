@@ -102,24 +102,28 @@ class Schedule:
         return {cell: tuple(others) for cell, others in heard.items()}
 
     def components(self) -> tuple[tuple[str, ...], ...]:
-        """Cells that ever hear of each other, also through others; all in row-major order."""
-        parent = {cell: cell for cell in self.changes[0][1].cells}
+        """Return the groups of cells that ever hear of each other, also through others."""
+        return connected(self.around())
 
-        def root(cell: str) -> str:
-            while parent[cell] != cell:
-                # Each walk halves the path for the next one.
-                parent[cell] = parent[parent[cell]]
-                cell = parent[cell]
-            return cell
 
-        for _, topology in self.changes:
-            for cell, heard in topology.neighbours.items():
-                for other in heard:
-                    parent[root(other)] = root(cell)
-        found: dict[str, list[str]] = {}
-        for cell in parent:
-            found.setdefault(root(cell), []).append(cell)
-        return tuple(tuple(component) for component in found.values())
+def connected(links: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of cells that links connect, also through others; all in their order."""
+    parent = {cell: cell for cell in links}
+
+    def root(cell: str) -> str:
+        while parent[cell] != cell:
+            # Each walk halves the path for the next one.
+            parent[cell] = parent[parent[cell]]
+            cell = parent[cell]
+        return cell
+
+    for cell, others in links.items():
+        for other in others:
+            parent[root(other)] = root(cell)
+    found: dict[str, list[str]] = {}
+    for cell in parent:
+        found.setdefault(root(cell), []).append(cell)
+    return tuple(tuple(group) for group in found.values())
 
 
 def _check(keys: Sequence[str], columns: int, offsets: Sequence[Offset]) -> None:

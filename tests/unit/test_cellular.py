@@ -21,7 +21,7 @@ from tests.helpers.forker import Silent, state_of
 from tests.helpers.generators import global_generators_left_alone
 
 from manege.api import continue_run, start_run
-from manege.cell import HEADER, Arena, GridState, Pair, fitness
+from manege.cell import HEADER, Arena, GridState, Pair, fitness, published
 from manege.config import (
     ALL,
     DataConfig,
@@ -38,6 +38,7 @@ from manege.methods.shares import Shares
 from manege.models import ALIGN, objective_loss
 from manege.rundir import RunDir
 from manege.sampler import of_run
+from manege.topology import connected
 from manege.trainer.binding import gauge_of
 
 CPU = torch.device("cpu")
@@ -128,7 +129,9 @@ def _states(method: Cellular) -> States:
 
 def _inbox(method: Cellular, states: States, cell: str) -> dict[str, Any]:
     round_ = states[cell].round_
-    return {one: states[one].published(round_) for one in method.neighbours(cell, round_ + 1)}
+    return {
+        one: published(states[one].centres(), round_) for one in method.neighbours(cell, round_ + 1)
+    }
 
 
 def _first_inbox(method: Cellular, cell: str) -> dict[str, Any]:
@@ -188,7 +191,7 @@ def test_neighbours_are_one_step_away_on_grids_that_are_not_square():
         }
         assert set(method.neighbours(cell, 1)) == around
         assert len(method.neighbours(cell, 1)) == 4
-    assert method.groups() == (method.cells(),)
+    assert connected(method.links()) == (method.cells(),)
     assert len(_method().neighbours("0-0", 1)) == 2
 
 
@@ -250,7 +253,7 @@ def test_nothing_draws_from_the_global_generators():
         for sets in ((), (*DCGAN, *NEIGHBOURS, *MUSTANGS, "cellular.mutation.kind=batch")):
             method = _method(*sets)
             states = _trained(method, 1)
-            method.reduce(states)
+            method.combine(states.items())
             method.sheet("0-0", states["0-0"])
 
 
@@ -801,7 +804,7 @@ def test_mixture_weights_begin_anew_when_the_neighbourhood_changes():
     )
     method = _method(nine_then_five, "cellular.mixture.scale=0.2", scorer=scorer)
     states = _states(method)
-    assert method.groups() == (("0-0", "0-1", "1-0", "1-1"),)
+    assert connected(method.links()) == (("0-0", "0-1", "1-0", "1-1"),)
     wanted = {1: 3, 3: 4, 4: 1, 5: 3}
     before: dict[str, dict[str, float]] = {}
     carried_on = []
@@ -829,7 +832,7 @@ def test_scores_are_of_as_many_pictures_as_were_asked_for(samples, final):
     states = _trained(method, 1)
     assert scorer.seen == [samples] * (4 + 4)  # Of centre 0 and of centre 1.
     scorer.asked.clear()
-    method.reduce(states)
+    method.combine(states.items())
     assert scorer.seen == [samples] * 8
     assert scorer.measured == [final] * 4
     assert len(scorer.asked) == 4 * (1 + 5)
@@ -848,20 +851,20 @@ def test_the_reduction_is_the_best_mixture_on_fresh_pictures():
     states = _trained(method, 1)
     before = _all_bits(states)
     scorer.verdicts = [3.0, NAN, 1.0, 2.0]
-    found = method.reduce(states)
+    found = method.combine(states.items())
     assert found.cell == "1-0"
     assert [found.scores[cell].value for cell in ("0-0", "1-0", "1-1")] == [3.0, 1.0, 2.0]
     assert set(found.weights) <= {"1-0", *method.neighbours("1-0", 2)}
     assert sum(found.weights.values()) == pytest.approx(1)
     assert all(weight > 0 for weight in found.weights.values())
     assert _all_bits(states) == before
-    assert method.reduce(states).weights == method.reduce(states).weights
+    assert method.combine(states.items()).weights == method.combine(states.items()).weights
 
 
 def test_the_reduction_over_the_whole_grid_is_one_mixture_of_all():
     scorer = Looker()
     method = _method("cellular.mixture.final_over=grid", scorer=scorer)
-    found = method.reduce(_trained(method, 1))
+    found = method.combine(_trained(method, 1).items())
     assert scorer.measured == [200]
     assert set(found.weights) == set(method.cells())
     assert list(found.scores) == [found.cell]
@@ -872,9 +875,9 @@ def test_the_reduction_mixes_the_neighbourhood_that_was_trained_with():
     sets = "cellular.changes=[{from_round: 2, neighbourhood: {kind: isolated}}]"
     method = _method(sets)
     states = _trained(method, 1)
-    found = method.reduce(states)
+    found = method.combine(states.items())
     assert len(found.weights) == 3
-    assert len(method.reduce(_trained(_method(sets), 2)).weights) == 1
+    assert len(method.combine(_trained(_method(sets), 2).items()).weights) == 1
 
 
 # Data.
@@ -900,7 +903,7 @@ def test_no_picture_is_decoded_or_opened_twice(monkeypatch, tmp_path):
         opened.clear()
         config = _config(f"cellular.data_fraction={fraction}")
         method = Cellular(config, dataset, CPU, lambda phase: nullcontext(), Looker())
-        method.reduce(_trained(method, 2))
+        method.combine(_trained(method, 2).items())
         assert opened == dict.fromkeys(((label, Split.TRAIN) for label in dataset.labels), 1)
     assert decoded == dict.fromkeys(dataset.labels, 1)
 
@@ -1042,7 +1045,10 @@ def test_a_grid_measures_its_centres_and_trains_as_if_it_did_not():
 def test_the_reduction_of_a_restored_grid_is_that_of_the_first():
     method, other = _method("cellular.population=2"), _method("cellular.population=2")
     states = _trained(method, 2)
-    one, again = method.reduce(states), other.reduce(_together(other, _apart(states)))
+    one, again = (
+        method.combine(states.items()),
+        other.combine(_together(other, _apart(states)).items()),
+    )
     assert (one.cell, one.weights, one.scores) == (again.cell, again.weights, again.scores)
 
 

@@ -34,7 +34,7 @@ def test_events_of_real_runs_fit_the_schema_and_the_page(tmp_path, score_cache, 
     config = resolve(preset="paper", flags={"data.source": "digits", "rounds": 3}, sets=sets)
     # The second step breaks down.
     troubles = chain([None, "poisoned"], repeat(None))
-    monkeypatch.setattr("manege.methods.independent.step_trouble", lambda state: next(troubles))
+    monkeypatch.setattr("manege.methods.base.step_trouble", lambda state: next(troubles))
     # No control is ever far enough off.
     monkeypatch.setattr("manege.metrics.controls.MARGIN", 1e9)
     written = tmp_path / "run" / "events.jsonl"

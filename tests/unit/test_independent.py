@@ -549,7 +549,7 @@ def test_without_attempts_nothing_is_remembered_and_nothing_watched():
     method = _method()
     state = method.init("3")
     for step in method.advance("3", state):
-        assert state.good is None
+        assert state.snapshot is None
         assert step.spread is None
     assert state.widest == 0
 

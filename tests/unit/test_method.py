@@ -202,7 +202,7 @@ def test_a_judgement_comes_with_the_last_step_of_every_so_manieth_round():
     assert [one and one.round_ for one in judged] == [None, 2, None, 4]
     assert list(judged[1].scores) == [WeightsKind.RAW, WeightsKind.EMA]
     values = [one.scores[one.chosen].value for one in judged if one]
-    assert state.best.told["value"] == min(values)
+    assert state.best.score["value"] == min(values)
 
 
 def test_a_judgement_repeats_to_the_bit_and_changes_nothing():

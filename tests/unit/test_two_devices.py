@@ -15,7 +15,17 @@ import pytest
 import torch
 from tests.helpers.second_device import ELSEWHERE, HERE, DeviceMismatchError, second_device
 
-from manege.cell import Arena, Batch, Noise, Pair, Streams, draw_noise, new_pair, train_step
+from manege.cell import (
+    Arena,
+    Batch,
+    Noise,
+    Pair,
+    Streams,
+    draw_noise,
+    new_pair,
+    published,
+    train_step,
+)
 from manege.config import (
     ClipConstraint,
     DcganNetworks,
@@ -211,7 +221,8 @@ def _grid_of(method: Cellular) -> dict[str, Any]:
     for round_ in range(2):
         inboxes = {
             cell: {
-                one: states[one].published(round_) for one in method.neighbours(cell, round_ + 1)
+                one: published(states[one].centres(), round_)
+                for one in method.neighbours(cell, round_ + 1)
             }
             for cell in states
         }
@@ -222,7 +233,7 @@ def _grid_of(method: Cellular) -> dict[str, Any]:
             state.restore(taken, state.counters())
             list(method.advance(cell, state, inboxes[cell]))
     cell = method.cells()[0]
-    found = method.reduce(states)
+    found = method.combine(states.items())
     return {
         "cells": {cell: _bits(state) for cell, state in states.items()},
         "sheet": method.sheet(cell, states[cell]).tobytes(),
@@ -239,7 +250,7 @@ def test_a_grid_across_two_devices_has_the_bits_of_one(case, on):
     method = Cellular(config, dataset, CPU, lambda phase: nullcontext(), _scorer())
     wanted = _grid_of(method)
     with second_device() as device:
-        assert _grid_of(method.moved(on)) == wanted
+        assert _grid_of(method.to(on)) == wanted
         assert device.counts["over"] > 0
 
 
@@ -275,7 +286,7 @@ def test_a_cell_across_two_devices_has_the_bits_of_one(case, on):
     method = Independent(config, dataset, CPU, lambda phase: nullcontext(), scorer)
     wanted = _cell_of(method)
     with second_device() as device:
-        assert _cell_of(method.moved(on)) == wanted
+        assert _cell_of(method.to(on)) == wanted
         assert device.counts["over"] > 0
 
 
@@ -284,9 +295,9 @@ def test_a_method_that_moves_shares_what_was_loaded():
     method = Cellular(
         config, open_dataset(config.data), CPU, lambda phase: nullcontext(), _scorer()
     )
-    method.warm()
-    other = method.moved(Devices(HERE, HERE))
+    method.preload()
+    other = method.to(Devices(HERE, HERE))
     cell = method.cells()[0]
     assert other._shares.of(cell).pictures.data_ptr() == method._shares.of(cell).pictures.data_ptr()
     assert other._scorer is method._scorer
-    assert other._judge is not method._judge
+    assert other._scratch is not method._scratch

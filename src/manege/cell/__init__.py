@@ -5,7 +5,7 @@ Owns what happens inside a cell. Knows no data source, neighbour, file, process 
 
 from manege.cell.arena import Arena, fitness
 from manege.cell.augmentation import adapted, kept_out, overfitting, probes
-from manege.cell.centre import Centre
+from manege.cell.centre import Centre, published
 from manege.cell.evolution import (
     draw_objective,
     rate_at_batch,
@@ -67,6 +67,7 @@ __all__ = [
     "overfitting",
     "probes",
     "proportions",
+    "published",
     "rate_at_batch",
     "rate_when_cloned",
     "round_trouble",

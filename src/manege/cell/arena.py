@@ -57,17 +57,17 @@ class Arena:
         self.discriminator_losses_DG = np.array([_discriminator_losses(one) for one in judged])
 
     def generator_against_all(self, record: np.ndarray) -> np.ndarray:
-        """A newcomer's losses against each of the gathered discriminators."""
+        """Return a newcomer's losses against each of the gathered discriminators."""
         fakes = [self._seen(self._drawn_by(record))]
         rows = [_generator_losses(self._logits(one, fakes)) for one in self._discriminators]
         return np.concatenate(rows)
 
     def discriminator_against_all(self, record: np.ndarray) -> np.ndarray:
-        """A newcomer's losses against each of the gathered generators."""
+        """Return a newcomer's losses against each of the gathered generators."""
         return np.array(_discriminator_losses(self._logits(record, [self._reals, *self._fakes])))
 
     def diversity(self) -> float:
-        """Mean distance between the pictures of two gathered generators at the same latent."""
+        """Return how far two gathered generators' pictures of one latent lie apart on average."""
         flat = [fakes.flatten(1) for fakes in self._drawn]
         apart = [
             float((one - other).norm(dim=1).mean())
@@ -78,6 +78,7 @@ class Arena:
 
     @torch.no_grad()
     def _drawn_by(self, record: np.ndarray) -> Tensor:
+        """Return the pictures that a generator draws at the common latents."""
         generator = self._judge.generator
         generator.load(record)
         generator.network.eval()
@@ -86,7 +87,7 @@ class Arena:
 
     @torch.no_grad()
     def _seen(self, pictures: Tensor) -> Tensor:
-        """What discriminators see of pictures; all of them the same."""
+        """Return what discriminators see of pictures; all of them see the same."""
         network = self._judge.discriminator.network
         if not network.sees_features:
             return pictures
@@ -94,7 +95,7 @@ class Arena:
 
     @torch.no_grad()
     def _logits(self, record: np.ndarray, sets: Sequence[Tensor]) -> list[Tensor]:
-        """What a discriminator makes of some sets of pictures; never of two sets in one batch."""
+        """Return a discriminator's logits of some sets of pictures; no batch holds two sets."""
         discriminator = self._judge.discriminator
         discriminator.load(record)
         discriminator.network.eval()
@@ -105,25 +106,31 @@ class Arena:
 
 
 def _generator_losses(fakes: Sequence[Tensor]) -> list[float]:
+    """Return a generator's loss against each discriminator, from the logits of its pictures."""
     return [_mean(F.softplus(-fake_N)) for fake_N in fakes]
 
 
 def _discriminator_losses(real_and_fakes: Sequence[Tensor]) -> list[float]:
+    """Return a discriminator's loss against each generator, from its logits."""
+    """Return a generator's loss against each discriminator, from the logits of its pictures."""
     real_N, *fakes = real_and_fakes
     real = _mean(F.softplus(-real_N))
     return [real + _mean(F.softplus(fake_N)) for fake_N in fakes]
 
 
 def fitness(losses_AO: np.ndarray, kind: Fitness) -> np.ndarray:
-    """What the losses of A individuals against O opponents come to; no number is the worst."""
+    """Return the fitness of A individuals from their losses against O opponents.
+
+    The lowest is the fittest. Where a loss is no number, the fitness is infinite.
+    """
     match kind:
         case Fitness.AVERAGE:
-            told = losses_AO.mean(-1)
+            value = losses_AO.mean(-1)
         case Fitness.BEST:
-            told = losses_AO.min(-1)
+            value = losses_AO.min(-1)
         case Fitness.WORST:
-            told = losses_AO.max(-1)
-    return np.where(np.isfinite(told), told, np.inf)
+            value = losses_AO.max(-1)
+    return np.where(np.isfinite(value), value, np.inf)
 
 
 def _mean(values_N: Tensor) -> float:

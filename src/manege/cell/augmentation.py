@@ -17,13 +17,16 @@ PROBES = 64
 
 
 def kept_out(count: int) -> int:
-    """How many of a cell's pictures are not trained on, to tell overfitting from."""
+    """Return how many of a cell's pictures are kept out of training, to measure overfitting."""
     return min(500, max(1, count // 20))
 
 
 @torch.no_grad()
 def overfitting(pair: Pair, trained: Batch, kept: Batch, fakes: Batch) -> float:
-    """0 when pictures kept out look like training pictures, 1 when they look like fakes."""
+    """Return how much the discriminator overfits, from 0 to 1.
+
+    It is 0 when pictures kept out look like training pictures to it, 1 when they look like fakes.
+    """
     network = pair.discriminator.network
     training = network.training
     network.eval()  # Looking must not change BatchNorm's statistics.
@@ -40,12 +43,12 @@ def overfitting(pair: Pair, trained: Batch, kept: Batch, fakes: Batch) -> float:
 
 
 def adapted(chance: float, overfit: float, augment: AdaptiveAugment) -> float:
-    """The chance of a change, a step nearer to where overfitting is as wanted."""
+    """Return the chance of a change, a step nearer to where overfitting is as wanted."""
     step = augment.step if overfit > augment.target else -augment.step
     return min(augment.most, max(0.0, chance + step))
 
 
 def probes(pictures: Tensor, labels: Tensor | None) -> Batch:
-    """Some of them from all over: they lie there class after class."""
+    """Return a few of the pictures from all over: they lie there class after class."""
     rows = torch.linspace(0, len(pictures) - 1, min(PROBES, len(pictures))).long()
     return Batch(pictures[rows], None if labels is None else labels[rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +16,12 @@ class Centre:
     """The round after which it was published; 0 is the untrained one."""
     generator: np.ndarray
     discriminator: np.ndarray
-    """Records."""
+    """Both networks with their optimisers' states, as flat records."""
     moments: np.ndarray
     """What a mixture's score needs of the generator."""
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """All but the round."""
+        """Return all but the round."""
         return {
             "generator": self.generator,
             "discriminator": self.discriminator,
@@ -28,5 +29,10 @@ class Centre:
         }
 
     def is_finite(self) -> bool:
-        """Whether it may leave the cell."""
+        """Return whether all numbers are finite, so that it may leave the cell."""
         return all(bool(np.isfinite(array).all()) for array in self.to_arrays().values())
+
+
+def published(centres: Sequence[Centre], round_: int) -> Centre:
+    """Return the centre after a round; of a cell that lags or is frozen, the last there is."""
+    return next((one for one in reversed(centres) if one.round_ == round_), centres[-1])

@@ -20,7 +20,7 @@ _SLOWEST, _FASTEST = 0.1, 5.0
 
 
 def tournament(fitness_S: np.ndarray, size: int, rng: np.random.Generator) -> int:
-    """The fittest of `size` distinct individuals drawn at random; of all, when there are fewer."""
+    """Return the fittest of `size` distinct individuals drawn at random, or of all if fewer."""
     entrants = rng.permutation(len(fitness_S))[:size]
     return int(entrants[np.argmin(fitness_S[entrants])])
 
@@ -28,7 +28,7 @@ def tournament(fitness_S: np.ndarray, size: int, rng: np.random.Generator) -> in
 def rate_when_cloned(
     rate: float, first: float, mutation: RateMutation, rng: np.random.Generator
 ) -> float:
-    """The learning rate a clone starts with."""
+    """Return the learning rate a clone starts with."""
     match mutation:
         case MutationPerRound():
             if rng.random() >= mutation.probability:
@@ -44,7 +44,7 @@ def rate_when_cloned(
 def rate_at_batch(
     rate: float, first: float, mutation: RateMutation, rng: np.random.Generator
 ) -> float:
-    """The learning rate of the next update, where rates change from batch to batch."""
+    """Return the learning rate of the next update, where rates change from batch to batch."""
     if not isinstance(mutation, MutationPerBatch) or rng.random() >= mutation.probability:
         return rate
     # A rate below 0 would climb the loss.
@@ -52,5 +52,5 @@ def rate_at_batch(
 
 
 def draw_objective(objectives: tuple[Objective, ...], rng: np.random.Generator) -> Objective | None:
-    """What a generator minimises in this round; None when there is no choice."""
+    """Draw what a generator minimises in this round; None when there is no choice."""
     return objectives[rng.integers(len(objectives))] if objectives else None

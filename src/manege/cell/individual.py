@@ -35,7 +35,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class Individual(Generic[Network]):
-    """A network living in a flat record."""
+    """A network whose parameters, buffers and Adam moments lie in one flat record."""
 
     def __init__(self, network: Network, device: torch.device) -> None:
         """Give `network`, built without storage, a record of zeros on `device`.
@@ -70,25 +70,25 @@ class Individual(Generic[Network]):
         return int(self.header("steps"))
 
     def set_learning_rate(self, rate: float) -> None:
-        """Use `rate` from the next step on."""
+        """Set the learning rate from the next step on."""
         self.set_header("learning_rate", rate)
         self._read_header()
 
     def header(self, field: str) -> float:
-        """One of `HEADER`."""
+        """Return a field of `HEADER`."""
         return self._header[HEADER.index(field)].item()
 
     def set_header(self, field: str, value: float) -> None:
-        """Write one of `HEADER`; the record is float32, so whole numbers below 2²⁴ are exact."""
+        """Write a field of `HEADER`; the record is float32: whole numbers below 2²⁴ are exact."""
         self._header[HEADER.index(field)] = value
 
     def zero_gradients(self) -> None:
-        """Forget the gradients without letting go of their storage."""
+        """Set the gradients to zero without letting go of their storage."""
         self._gradient.zero_()
 
     @torch.no_grad()
     def adam_step(self, *, beta1: float, beta2: float) -> None:
-        """One Adam step along the gathered gradients, over all weights at once."""
+        """Take one Adam step along the gathered gradients, over all weights at once."""
         # The kernel itself: for small networks what torch.optim wraps around it costs as much.
         self._steps.add_(1)
         torch._fused_adam_(
@@ -108,13 +108,16 @@ class Individual(Generic[Network]):
         )
 
     def to_numpy(self) -> np.ndarray:
-        """The record on the host; on a CPU a view, so copy it or use it up before the next step."""
+        """Return the record in main memory.
+
+        On a CPU it is a view: copy it, or use it before the next step.
+        """
         self.check_views()
         return self.record.detach().cpu().numpy()
 
     @torch.no_grad()
     def load(self, record: np.ndarray) -> None:
-        """Become what `record` holds."""
+        """Take over the weights, the optimiser's state and the header that `record` holds."""
         if record.shape != tuple(self.record.shape) or record.dtype != np.float32:
             raise ValueError(
                 f"record of {record.dtype} {record.shape}, expected float32 ({len(self.record)},)"
@@ -124,12 +127,6 @@ class Individual(Generic[Network]):
             self.record.numpy()[:] = record
         else:
             self.record.copy_(torch.from_numpy(record.copy()))
-        self._read_header()
-
-    @torch.no_grad()
-    def copy_from(self, other: Self) -> None:
-        """Become a copy of another individual of the same layout, optimiser state and all."""
-        self.record.copy_(other.record)
         self._read_header()
 
     def check_views(self) -> None:
@@ -148,7 +145,7 @@ class Individual(Generic[Network]):
             _require_view(f"buffer {slot.name}", buffer, slot.of(self.record))
 
     def __deepcopy__(self, memo: object) -> Self:
-        raise TypeError("deepcopy would tear the views apart; build another and copy_from()")
+        raise TypeError("deepcopy would tear the views apart; build another and load() the record")
 
     def _read_header(self) -> None:
         # Cached: reading it from the record each step would make a GPU wait.
@@ -156,11 +153,12 @@ class Individual(Generic[Network]):
 
 
 def born_in(record: np.ndarray) -> int:
-    """The round that the individual of a record was born in."""
+    """Return the round that the individual of a record was born in."""
     return int(record[len(record) - ALIGN + HEADER.index("id")])
 
 
 def _require_view(what: str, tensor: Tensor | None, view: Tensor) -> None:
+    """Raise RuntimeError unless a tensor is this very view of the flat storage."""
     if (
         tensor is None
         or tensor.data_ptr() != view.data_ptr()

@@ -28,21 +28,21 @@ class MixtureScorer(Protocol):
     """Judges mixtures of generators without drawing from them again; smaller is better."""
 
     def moments(self, pictures_NSSC: np.ndarray) -> np.ndarray:
-        """All that a mixture's score needs of one member's pictures: a flat float64 vector."""
+        """Return all that a mixture's score needs of a member's pictures, as a flat float64."""
         ...
 
     def score(self, weights_S: np.ndarray, moments: Sequence[np.ndarray]) -> float:
-        """The score of the mixture, from its members' moments."""
+        """Return the score of the mixture, from its members' moments."""
         ...
 
     def measure(self, pictures_NSSC: np.ndarray) -> Estimated:
-        """The score of pictures that the mixture drew, in the order it drew them."""
+        """Return the score of pictures that the mixture drew, in the order it drew them."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Weights and what they are worth."""
+    """The weights of a mixture's members, and their score."""
 
     weights_S: np.ndarray
     """One for each member, float64, none negative; they sum to 1."""
@@ -51,14 +51,14 @@ class Mixture:
 
 
 def uniform(count: int) -> np.ndarray:
-    """The same weight for each of `count` members."""
+    """Return the same weight for each of `count` members."""
     if count < 1:
         raise ValueError(f"a mixture of {count} members; expected at least 1")
     return np.full(count, 1 / count)
 
 
 def mutated(weights_S: np.ndarray, scale: float, rng: np.random.Generator) -> np.ndarray:
-    """The weights, moved by normal noise, cut off at 0 and normalised.
+    """Return the weights, moved by normal noise, cut off at 0 and normalised.
 
     When nothing is left of any weight, they are returned as they were.
     """
@@ -79,10 +79,10 @@ def evolve(
     scale: float,
     rng: np.random.Generator,
 ) -> Mixture:
-    """The best of the weights and of `steps` children, each of the best before it: a (1+1)-ES.
+    """Return the best of the weights and of `steps` children of them: a (1+1)-ES.
 
-    A child must be strictly better, and NaN is worse than any number. A member alone has the
-    weight 1, and nothing is drawn.
+    Each is a child of the best before it, and must be strictly better to be kept; NaN is worse
+    than any number. A member alone has the weight 1, and nothing is drawn.
     """
     _check(weights_S)
     if len(moments) != len(weights_S):
@@ -101,7 +101,7 @@ def evolve(
 
 
 def proportions(weights_S: np.ndarray, count: int) -> np.ndarray:
-    """For each of `count` pictures the number of the member that draws it, int64.
+    """Return for each of `count` pictures the number of the member that draws it, int64.
 
     Of the first n pictures, for every n, each member draws its share n·w or less than one picture
     more or fewer: with S ≥ 2 weights above 0, at most 1 - 1/(2S - 2); no method can promise less
@@ -136,7 +136,7 @@ def proportions(weights_S: np.ndarray, count: int) -> np.ndarray:
 
 
 def _check(weights_S: np.ndarray) -> None:
-    """Nothing; ValueError unless these are weights of a mixture."""
+    """Raise ValueError unless these are weights of a mixture."""
     if weights_S.ndim != 1 or weights_S.dtype != np.float64 or len(weights_S) == 0:
         raise ValueError(
             f"weights of shape {weights_S.shape} and type {weights_S.dtype}; expected a list of "

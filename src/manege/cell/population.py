@@ -31,9 +31,9 @@ class GridState:
     previous: Centre | None = None
     """What was published a round earlier: a neighbour may be that far behind."""
     weights: dict[str, float] = field(default_factory=dict)
-    """Of the mixture over the neighbourhood: this cell and its neighbours by their keys."""
+    """The neighbourhood's mixture: a weight for this cell and each neighbour, by their keys."""
     score: float | None = None
-    """Of that mixture, by the moments; smaller is better."""
+    """The score of that mixture, by the moments; smaller is better."""
 
     @property
     def round_(self) -> int:
@@ -51,26 +51,29 @@ class GridState:
         return self.offspring.attempt
 
     @property
+    def sheet_step(self) -> int:
+        """0: in the middle of a round a sheet still shows the centre that was published."""
+        return 0
+
+    @property
     def best(self) -> Best | None:
         """None: on a grid mixtures are scored, not generators."""
         return None
 
-    def published(self, round_: int) -> Centre:
-        """The centre after a round; of one that lags or is frozen, the last there is."""
-        if self.previous is not None and self.previous.round_ == round_ < self.centre.round_:
-            return self.previous
-        return self.centre
+    def centres(self) -> tuple[Centre, ...]:
+        """Return the last two centres, the newest last."""
+        return (self.centre,) if self.previous is None else (self.previous, self.centre)
 
     def publish(self, centre: Centre) -> None:
-        """Show the neighbours a new centre."""
+        """Make a new centre the one that neighbours read; the last one stays readable."""
         self.previous, self.centre = self.centre, centre
 
     def is_finite(self) -> bool:
-        """Whether no weight, moment or loss is NaN or infinite."""
+        """Return whether no weight, moment or loss is NaN or infinite."""
         return self.centre.is_finite() and (self.step == 0 or self.offspring.is_finite())
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Everything but the counters, as numpy arrays."""
+        """Return all of the state but its counters, as numpy arrays."""
         previous = {} if self.previous is None else self.previous.to_arrays()
         return {
             **(self.offspring.to_arrays() if self.step else self.offspring.trail.to_arrays()),
@@ -81,7 +84,7 @@ class GridState:
         }
 
     def counters(self) -> dict[str, Any]:
-        """The rest."""
+        """Return what `to_arrays` leaves out, as JSON knows it."""
         previous = self.previous
         return {
             **self.offspring.counters(),
@@ -96,7 +99,7 @@ class GridState:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], counters: Mapping[str, Any]) -> None:
-        """Become the state those two were taken from."""
+        """Become the state that these arrays and counters were taken from."""
         # Arrays of a commit cannot be written to, and torch wants to be able to.
         population = range(len(self.generators))
         self.generators = [arrays[f"generator {k}"].copy() for k in population]
@@ -123,4 +126,5 @@ class GridState:
 
 
 def _place_of(record: np.ndarray, population: list[np.ndarray]) -> int:
+    """Return where in a population a record lies: this very array, not an equal one."""
     return next(k for k, one in enumerate(population) if one is record)

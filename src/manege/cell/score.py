@@ -43,10 +43,10 @@ class Estimated(Protocol):
 
 
 class Scorer(Protocol):
-    """Judges pictures; the same pictures get the same score."""
+    """Scores pictures, smaller is better; the same pictures get the same score."""
 
     def score(self, cell: str, pictures_NSSC: np.ndarray) -> Estimated:
-        """How far pictures drawn for a cell are from what it ought to draw; smaller is better."""
+        """Return how far pictures drawn for a cell are from what it ought to draw."""
         ...
 
 
@@ -63,11 +63,12 @@ class Judgement:
         return min(self.scores, key=self._rank)
 
     def _rank(self, which: WeightsKind) -> tuple[bool, float, bool]:
+        """Return what orders two sets of weights, the better one first."""
         value = self.scores[which].value
         return isnan(value), value, which is not WeightsKind.RAW
 
     def best(self) -> dict[str, Any]:
-        """The better score, in words that JSON knows."""
+        """Return the better score as JSON knows it."""
         score = self.scores[self.chosen]
         return {
             "round": self.round_,
@@ -84,5 +85,5 @@ class Best:
 
     body: np.ndarray
     """Its weights and buffers."""
-    told: dict[str, Any]
-    """Round, weights, value, low and high."""
+    score: dict[str, Any]
+    """Its round and weights, and the score's value, low and high."""

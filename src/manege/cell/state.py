@@ -41,18 +41,19 @@ _RAMP = 9
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a round began with."""
+    """What a round began with, so that it can begin again."""
 
     arrays: dict[str, np.ndarray]
     """Copies of all that training changes."""
     averaged: int
     augment: float
     overfit: float
+    """The counters of the state that training changes, as they were then."""
 
 
 @dataclass
 class CellState:
-    """One cell's centre and its place in time."""
+    """One pair in training and where it stands: all that its cell's commits hold."""
 
     pair: Pair
     round_: int = 0
@@ -62,7 +63,7 @@ class CellState:
     attempt: int = 0
     """How often the round under way broke down and was begun again."""
     loss_sums: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
-    """Over the steps of the round under way: discriminator's, generator's."""
+    """Sums over the steps of the round under way: the discriminator's, the generator's."""
     ema: Tensor | None = None
     """Running average of the generator's weights and buffers, where one is kept."""
     averaged: int = 0
@@ -74,17 +75,22 @@ class CellState:
     augment: float = 0.0
     """The chance of each kind of change to a picture."""
     overfit: float = 0.0
-    """As it was last told from pictures kept out of training."""
+    """How much the discriminator overfits, as last measured on pictures kept out of training."""
     trail: Trail = field(default_factory=Trail)
     """Where the generator has been, at the ends of the last rounds; on a grid the centre."""
-    good: Snapshot | None = None
+    snapshot: Snapshot | None = None
     """What the round under way began with, where it may be begun again."""
     began: tuple[float, float] | None = None
-    """The norms of the generator's and the discriminator's weights then."""
+    """The norms of the generator's and the discriminator's weights when the round began."""
+
+    @property
+    def sheet_step(self) -> int:
+        """Steps of the round under way that the generator on a sheet has taken: all of them."""
+        return self.step
 
     @torch.no_grad()
     def average(self, decay: float) -> None:
-        """Take the generator as it is now into the average, if one is kept."""
+        """Add the generator as it is now to the running average, if one is kept."""
         if self.ema is not None:
             kept = min(decay, self.averaged / (self.averaged + _RAMP))
             self.ema.lerp_(self.pair.generator.body, 1 - kept)
@@ -94,11 +100,11 @@ class CellState:
         """Keep what the round begins with; one that is under way has kept it already."""
         if self.step == 0:
             arrays = {name: array.copy() for name, array in self._changing().items()}
-            self.good = Snapshot(arrays, self.averaged, self.augment, self.overfit)
+            self.snapshot = Snapshot(arrays, self.averaged, self.augment, self.overfit)
             self.begin()
 
     def begin(self) -> None:
-        """Note how large the weights are when a round begins."""
+        """Note how large the weights are as a round begins."""
         self.began = self._norms()
 
     def roll_back(self) -> None:
@@ -106,46 +112,47 @@ class CellState:
         self.attempt += 1
         self.step = 0
         self.loss_sums.zero_()
-        if self.good is not None:
-            self._take(self.good.arrays)
-            self.averaged = self.good.averaged
-            self.augment, self.overfit = self.good.augment, self.good.overfit
+        if self.snapshot is not None:
+            self._take(self.snapshot.arrays)
+            self.averaged = self.snapshot.averaged
+            self.augment, self.overfit = self.snapshot.augment, self.snapshot.overfit
 
     def end_round(self, spread: float) -> None:
-        """The round is done; its samples spread so far."""
+        """Count the round as done, and remember how far apart its samples lay."""
         self.round_ += 1
         self.step = self.attempt = 0
         self.loss_sums.zero_()
         self.widest = max(self.widest, spread)
-        self.good = self.began = None
+        self.snapshot = self.began = None
 
     def growth(self) -> float:
-        """How many times larger a network's weights have become since the round began."""
+        """Return how many times larger a network's weights have become since the round began."""
         if self.began is None:
             return 1.0
         return max(now / before for now, before in zip(self._norms(), self.began, strict=True))
 
     def _norms(self) -> tuple[float, float]:
+        """Return the norms of the generator's and the discriminator's weights."""
         pair = self.pair
         return float(pair.generator.weights.norm()), float(pair.discriminator.weights.norm())
 
     def bodies(self) -> dict[WeightsKind, Tensor]:
-        """Every set of weights the generator has, with its buffers."""
+        """Return every set of weights the generator has, with its buffers."""
         raw = {WeightsKind.RAW: self.pair.generator.body}
         return raw if self.ema is None else raw | {WeightsKind.EMA: self.ema}
 
     def keep_if_better(self, judgement: Judgement) -> None:
-        """Remember the judged generator as the best, if it is."""
-        told = judgement.best()
-        if isnan(told["value"]):
+        """Remember the judged generator as the best, if it scores better than any before."""
+        score = judgement.best()
+        if isnan(score["value"]):
             return
-        if self.best is None or told["value"] < self.best.told["value"]:
+        if self.best is None or score["value"] < self.best.score["value"]:
             body = self.bodies()[judgement.chosen]
-            self.best = Best(body.detach().cpu().numpy().copy(), told)
+            self.best = Best(body.detach().cpu().numpy().copy(), score)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Everything but the counters, as numpy arrays."""
-        good = {} if self.good is None or not self.step else self.good.arrays
+        """Return all of the state but its counters, as numpy arrays."""
+        good = {} if self.snapshot is None or not self.step else self.snapshot.arrays
         return {
             **self._changing(),
             "loss_sums": self.loss_sums.cpu().numpy(),
@@ -155,7 +162,7 @@ class CellState:
         }
 
     def is_finite(self) -> bool:
-        """Whether no weight, moment or loss is NaN or infinite."""
+        """Return whether no weight, moment or loss is NaN or infinite."""
         parts = (
             self.pair.generator.record,
             self.pair.discriminator.record,
@@ -165,27 +172,27 @@ class CellState:
         return all(bool(torch.isfinite(part).all()) for part in parts)
 
     def counters(self) -> dict[str, Any]:
-        """The rest."""
+        """Return what `to_arrays` leaves out, as JSON knows it."""
         return {
             "round": self.round_,
             "step": self.step,
             "attempt": self.attempt,
             "averaged": self.averaged,
-            "best": None if self.best is None else self.best.told,
+            "best": None if self.best is None else self.best.score,
             "widest": self.widest,
             "augment": self.augment,
             "overfit": self.overfit,
             "trail": self.trail.gauge,
             "began": self.began if self.step > 0 else None,
             "good": (
-                [self.good.averaged, self.good.augment, self.good.overfit]
-                if self.good is not None and self.step > 0
+                [self.snapshot.averaged, self.snapshot.augment, self.snapshot.overfit]
+                if self.snapshot is not None and self.step > 0
                 else None
             ),
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], counters: Mapping[str, Any]) -> None:
-        """Become the state those two were taken from."""
+        """Become the state that these arrays and counters were taken from."""
         self._take(arrays)
         self.loss_sums.copy_(torch.from_numpy(arrays["loss_sums"].copy()))
         self.round_, self.step = int(counters["round"]), int(counters["step"])
@@ -197,26 +204,20 @@ class CellState:
         self.trail = Trail.of(arrays, str(counters.get("trail", "")))
         began = counters["began"]
         self.began = None if began is None else (float(began[0]), float(began[1]))
-        self.best = self.good = None
+        self.best = self.snapshot = None
         if counters["best"] is not None:
             self.best = Best(arrays["best"], dict(counters["best"]))
         if counters["good"] is not None:
             averaged, augment, overfit = counters["good"]
             kept = {name: arrays[f"good {name}"] for name in self._changing()}
-            self.good = Snapshot(kept, int(averaged), float(augment), float(overfit))
+            self.snapshot = Snapshot(kept, int(averaged), float(augment), float(overfit))
 
-    def published(self, round_: int) -> Centre:
-        """The pair as it stands; it keeps no earlier one, for nobody waits for it."""
-        generator, discriminator = self.pair.generator, self.pair.discriminator
-        return Centre(
-            round_,
-            generator.to_numpy().copy(),
-            discriminator.to_numpy().copy(),
-            moments=np.zeros(0),
-        )
+    def centres(self) -> tuple[Centre, ...]:
+        """Return no centre: whoever trains a pair alone has no neighbours."""
+        return ()
 
     def _changing(self) -> dict[str, np.ndarray]:
-        """All that training changes; on a CPU views."""
+        """Return the arrays that training changes; on a CPU they are views."""
         return {
             "generator": self.pair.generator.to_numpy(),
             "discriminator": self.pair.discriminator.to_numpy(),
@@ -224,6 +225,7 @@ class CellState:
         }
 
     def _take(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take over the arrays that training changes."""
         self.pair.generator.load(arrays["generator"])
         self.pair.discriminator.load(arrays["discriminator"])
         if self.ema is not None:
@@ -238,7 +240,7 @@ def new_state(
     num_labels: int = 0,
     features: FrozenFeatures | None = None,
 ) -> CellState:
-    """Centre 0 of a cell, a function of the seed and the cell's key."""
+    """Return the untrained state of a cell, a function of the seed and the cell's key."""
     pair = new_pair(
         config.networks,
         shape,
@@ -258,7 +260,7 @@ def new_state(
 
 
 def generator_with(spec: Spec, shape: PictureShape, body: Tensor, num_labels: int = 0) -> Generator:
-    """A generator that reads its weights and buffers from `body`, which stays what it is."""
+    """Build a generator that reads its weights and buffers from `body`, without a copy."""
     generator = build_generator(spec, shape, num_labels)
     fill(generator, tensors_in(generator, body))
     return generator
@@ -274,7 +276,7 @@ def new_pair(
     num_labels: int = 0,
     features: FrozenFeatures | None = None,
 ) -> Pair:
-    """An untrained pair, on one device or each network on its own.
+    """Build an untrained pair, on one device or each network on its own.
 
     With `features` the discriminator is heads on them, instead of the one that `spec` has.
     """

@@ -84,32 +84,33 @@ class Streams:
     """Where a step's random numbers come from: a stream for each purpose, opened at first use."""
 
     def __init__(self, open_stream: Callable[[str], np.random.Generator]) -> None:
-        self._open = open_stream
+        self.open = open_stream
+        """Open the stream of a purpose at its start."""
 
     @cached_property
     def latents(self) -> np.random.Generator:
-        """What generators draw from."""
-        return self._open("latents")
+        """The stream of the latents that generators draw from."""
+        return self.open("latents")
 
     @cached_property
     def dropout(self) -> np.random.Generator:
-        """Which channels a discriminator drops."""
-        return self._open("dropout")
+        """The stream of which channels a discriminator drops."""
+        return self.open("dropout")
 
     @cached_property
     def mixing(self) -> np.random.Generator:
-        """Where between a real and a fake picture a gradient is penalised."""
-        return self._open("mixing")
+        """The stream of where between a real and a fake picture a gradient is penalised."""
+        return self.open("mixing")
 
     @cached_property
     def flips(self) -> np.random.Generator:
-        """Which pictures are mirrored."""
-        return self._open("flips")
+        """The stream of which pictures are mirrored."""
+        return self.open("flips")
 
     @cached_property
     def changes(self) -> np.random.Generator:
-        """How pictures are augmented."""
-        return self._open("changes")
+        """The stream of how pictures are augmented."""
+        return self.open("changes")
 
 
 def draw_noise(
@@ -122,7 +123,10 @@ def draw_noise(
     *,
     holes: bool = True,
 ) -> Noise:
-    """The noise of one update, from the cell's own streams; `augment` is the chance of a change."""
+    """Draw the noise of one update from the cell's own streams.
+
+    `augment` is the chance of each kind of change to a picture, `holes` whether holes are cut.
+    """
     device = pair.discriminator.record.device
     width = (batch, pair.generator.network.latent)
     z_BZ = torch.from_numpy(streams.latents.standard_normal(width, dtype=np.float32))
@@ -146,7 +150,7 @@ def draw_noise(
 def _dropout_factors(
     network: Discriminator, batch: int, rng: np.random.Generator
 ) -> np.ndarray | None:
-    """0 for a dropped channel, 1 / (1 - p) for a kept one."""
+    """Draw a factor for every channel: 0 drops it, 1 / (1 - p) keeps it."""
     if not network.dropout_width:
         return None
     kept = rng.random((batch, network.dropout_width), dtype=np.float32) >= network.dropout
@@ -154,12 +158,12 @@ def _dropout_factors(
 
 
 def noises_in_step(pair: Pair, training: Training) -> int:
-    """How many noises `train_step` takes: where one pass serves both updates, one less."""
+    """Return how many noises `train_step` takes: one less where one pass serves both updates."""
     return training.n_critic + (0 if pair.discriminator.network.sees_features else 1)
 
 
 def train_step(pair: Pair, reals: list[Batch], noise: list[Noise], training: Training) -> Tensor:
-    """Losses (discriminator's, generator's) of some discriminator updates, then one generator's.
+    """Update the discriminator some times, then the generator once; return both mean losses.
 
     Args:
         pair: updated in place.
@@ -185,7 +189,7 @@ def train_step(pair: Pair, reals: list[Batch], noise: list[Noise], training: Tra
 
 
 def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Training) -> Tensor:
-    """The discriminator's loss before its update, penalties included."""
+    """Update the discriminator; return its loss before that, penalties included."""
     discriminator, constraint = pair.discriminator, training.constraint
     reals = _seen(discriminator.network, batch, noise)
     with torch.no_grad():  # The generator learns nothing here: no graph through it.
@@ -196,9 +200,7 @@ def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Train
         loss = _discriminate_by_chain(chain, reals, fakes, training)
     else:
         loss = _discriminate(pair, Batch(reals, batch.labels_B), fakes, noise, training)
-    _adam(discriminator, training)
-    if isinstance(constraint, ClipConstraint):
-        clip_(clippable(discriminator.network), constraint.bound)
+    _step_discriminator(discriminator, training)
     return loss.detach()
 
 
@@ -209,7 +211,7 @@ def update_both(
     training: Training,
     objective: Objective | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Both losses of a critic's update on features and the generator's after it, in one pass.
+    """Update a critic on features and then the generator in one pass; return both losses.
 
     Pictures are drawn and looked at once. The heads learn from what was seen, cut off from the
     generator; then the generator learns through the same pass and the heads as they are now.
@@ -223,9 +225,7 @@ def update_both(
     critic_loss = _discriminate(
         pair, Batch(reals_BF, labels_B), seen_BF.detach(), noise, training
     ).detach()
-    _adam(discriminator, training)
-    if isinstance(training.constraint, ClipConstraint):
-        clip_(clippable(discriminator.network), training.constraint.bound)
+    _step_discriminator(discriminator, training)
     generator.zero_gradients()
     loss = _judged_fakes(pair, reals_BF, seen_BF, labels_B, noise, training, objective)
     _adam(generator, training)
@@ -233,7 +233,7 @@ def update_both(
 
 
 def _seen(network: Discriminator, batch: Batch, noise: Noise) -> Tensor:
-    """What a discriminator sees of real pictures."""
+    """Return what a discriminator sees of real pictures."""
     if batch.seen_BF is not None:
         return batch.seen_BF
     with torch.no_grad():  # Nothing before the discriminator learns from real pictures.
@@ -241,7 +241,7 @@ def _seen(network: Discriminator, batch: Batch, noise: Noise) -> Tensor:
 
 
 def _draw(network: Generator, z_BZ: Tensor, batch: Batch) -> Tensor:
-    """Pictures beside those of a batch."""
+    """Draw as many pictures as a batch has, with its labels, on its device."""
     drawn: Tensor
     if network.chain is None:
         drawn = network(z_BZ, _beside(z_BZ, batch.labels_B))
@@ -251,14 +251,14 @@ def _draw(network: Generator, z_BZ: Tensor, batch: Batch) -> Tensor:
 
 
 def _beside(z_BZ: Tensor, labels_B: Tensor | None) -> Tensor | None:
-    """Labels on the latents' device."""
+    """Return labels on the latents' device."""
     return None if labels_B is None else labels_B.to(z_BZ.device)
 
 
 def _discriminate(
     pair: Pair, batch: Batch, fakes: Tensor, noise: Noise, training: Training
 ) -> Tensor:
-    """The discriminator's loss, its gradient gathered."""
+    """Return the discriminator's loss, after gathering its gradient by autograd."""
     reals, labels_B, _ = batch
     discriminator, constraint = pair.discriminator, training.constraint
     if isinstance(constraint, SpectralConstraint):
@@ -297,7 +297,7 @@ def _discriminate(
 def _discriminate_by_chain(
     chain: ManualMLP, reals: Tensor, fakes: Tensor, training: Training
 ) -> Tensor:
-    """The same, written out."""
+    """Do the same as `_discriminate` with the passes that perceptrons have written out."""
     outputs = chain.forward(torch.cat([reals.flatten(1), fakes.flatten(1)]))
     value_B1 = outputs[-1].requires_grad_()
     loss = discriminator_loss(training.loss, *value_B1.squeeze(1).chunk(2))
@@ -307,10 +307,12 @@ def _discriminate_by_chain(
 
 
 def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Return two batches as one; None where one of them is missing."""
     return None if one is None or other is None else torch.cat([one, other])
 
 
 def _penalty_between(pair: Pair, batch: Batch, fakes: Tensor, noise: Noise) -> Tensor:
+    """Return the gradient penalty at points between real and fake pictures."""
     assert noise.mix_B is not None
     between = torch.lerp(fakes, batch.pictures, noise.mix_B[:, None, None, None])
     between.requires_grad_()
@@ -325,7 +327,10 @@ def update_generator(
     training: Training,
     objective: Objective | None = None,
 ) -> Tensor:
-    """The generator's loss before its update: the run's loss, or an objective of its own."""
+    """Update the generator; return its loss before that.
+
+    It minimises the run's loss, or an objective of its own.
+    """
     chains = pair.generator.network.chain, pair.discriminator.network.chain
     if chains[0] is not None and chains[1] is not None and noise.fake_changes is None:
         loss = _generate_by_chain(chains[0], chains[1], batch, noise, training, objective)
@@ -338,7 +343,7 @@ def update_generator(
 def _generate(
     pair: Pair, batch: Batch, noise: Noise, training: Training, objective: Objective | None
 ) -> Tensor:
-    """The generator's loss, its gradient gathered."""
+    """Return the generator's loss, after gathering its gradient by autograd."""
     pair.generator.zero_gradients()
     network, labels_B = pair.discriminator.network, batch.labels_B
     drawn = pair.generator.network(noise.z_BZ, _beside(noise.z_BZ, labels_B))
@@ -356,7 +361,7 @@ def _judged_fakes(
     training: Training,
     objective: Objective | None,
 ) -> Tensor:
-    """The generator's loss from what the discriminator sees, its gradient gathered."""
+    """Return the generator's loss from what the discriminator sees, and gather its gradient."""
     network = pair.discriminator.network
     # The discriminator passes the gradient on but learns nothing: its weights want none.
     network.requires_grad_(requires_grad=False)
@@ -378,7 +383,7 @@ def _generate_by_chain(
     training: Training,
     objective: Objective | None,
 ) -> Tensor:
-    """The same, written out."""
+    """Do the same as `_generate` with the passes that perceptrons have written out."""
     drawn = generator.forward(noise.z_BZ)
     judged = discriminator.forward(drawn[-1].to(batch.pictures.device))
     fake_B1 = real_B1 = judged[-1].requires_grad_()
@@ -397,6 +402,7 @@ def _generate_by_chain(
 def _loss_of_generator(
     training: Training, objective: Objective | None, fake_B: Tensor, real_B: Tensor
 ) -> Tensor:
+    """Return the loss that the generator minimises: the objective's if it has one."""
     if objective is None:
         return generator_loss(training.loss, fake_B, real_B)
     return objective_loss(objective, fake_B)
@@ -404,6 +410,13 @@ def _loss_of_generator(
 
 def _augmented(pictures: Tensor, changes: AugmentParams | None) -> Tensor:
     return pictures if changes is None else augment(pictures, changes)
+
+
+def _step_discriminator(discriminator: Individual[Discriminator], training: Training) -> None:
+    """Take an Adam step, then cut the weights where the constraint says so."""
+    _adam(discriminator, training)
+    if isinstance(training.constraint, ClipConstraint):
+        clip_(clippable(discriminator.network), training.constraint.bound)
 
 
 def _adam(

@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Gauge(Protocol):
-    """Tells collapse and cycling; the same pictures and trail get the same numbers."""
+    """Measures collapse and cycling; the same pictures and trail get the same numbers."""
 
     @property
     def name(self) -> str:
@@ -22,7 +22,7 @@ class Gauge(Protocol):
         ...
 
     def samples(self, images: int) -> int:
-        """Pictures to draw after a round that trained on so many."""
+        """Return how many pictures to draw after a round that trained on so many."""
         ...
 
     @property
@@ -31,13 +31,13 @@ class Gauge(Protocol):
         ...
 
     def due(self, round_: int, images: int) -> bool:
-        """Whether a round that trained on so many pictures is to be measured."""
+        """Return whether a round that trained on so many pictures is to be measured."""
         ...
 
     def measure(
         self, cell: str, pictures_NSSC: np.ndarray, earlier: Sequence[np.ndarray]
     ) -> tuple[dict[str, Any], np.ndarray]:
-        """What to tell of a round, and the moments to remember it by.
+        """Return the measurements of a round, and the moments to remember it by.
 
         Args:
             cell: whose pictures.
@@ -52,11 +52,11 @@ class Trail:
     """The moments of the last measured rounds, the oldest first."""
 
     gauge: str = ""
-    """Whose moments they are."""
+    """The name of the gauge that the moments belong to."""
     moments: list[np.ndarray] = field(default_factory=list)
 
     def before(self, gauge: Gauge) -> list[np.ndarray]:
-        """The moments that a gauge can compare with, the last first."""
+        """Return the moments that a gauge can compare with, the last first."""
         if self.gauge != gauge.name:
             return []
         # A run may be resumed with a smaller window than its commit was made with.
@@ -68,10 +68,10 @@ class Trail:
         self.gauge, self.moments = gauge.name, [*kept, moments][-gauge.window :]
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """The moments, for a commit."""
+        """Return the moments, for a commit."""
         return {"trail": np.stack(self.moments)} if self.moments else {}
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray], gauge: str) -> Trail:
-        """The trail that was committed; an empty one where there is none."""
+        """Return the trail that was committed; an empty one where there is none."""
         return cls(gauge, [one.copy() for one in arrays.get("trail", ())])

@@ -11,18 +11,19 @@ from manege.cell.state import CellState
 
 LARGEST_LOSS = 1e6
 LARGEST_GROWTH = 10.0
-"""Of a network's weights within a round."""
+"""How many times larger a network's weights may become within a round."""
 SMALLEST_SPREAD = 0.5
-"""Of the widest spread its samples ever had, or of the real pictures' where that is smaller."""
+"""The least part of the widest spread that samples ever had, or of the real pictures' spread where
+that is smaller."""
 
 
 def spread_of(pictures_BCSS: Tensor) -> float:
-    """Mean distance between two of the pictures."""
+    """Return the mean distance between two of the pictures."""
     return float(torch.pdist(pictures_BCSS.flatten(1)).mean())
 
 
 def step_trouble(state: CellState) -> str | None:
-    """What is wrong after a step, or None: a loss that is no number."""
+    """Return which loss is not finite after a step, or None."""
     if bool(torch.isfinite(state.loss_sums).all()):
         return None
     names = ("discriminator", "generator")
@@ -32,7 +33,7 @@ def step_trouble(state: CellState) -> str | None:
 
 
 def round_trouble(state: CellState, steps: int) -> str | None:
-    """What has broken at the end of a round of so many steps, or None.
+    """Return what has broken at the end of a round of so many steps, or None.
 
     `state` is that after its last step, and still counts as in the round.
     """
@@ -47,7 +48,7 @@ def round_trouble(state: CellState, steps: int) -> str | None:
 
 
 def collapse(state: CellState, spread: float, real_spread: float) -> str | None:
-    """Whether samples have become too much alike, at the end of a round, or None.
+    """Return how samples have become too much alike at the end of a round, or None.
 
     Args:
         state: after the round's last step.

@@ -1,19 +1,36 @@
-"""The methods: partition, topology and what a round does.
+"""The methods: partition, topology, what a round does, and what the model draws with.
 
 Nothing in here sees a communicator, a file or a clock.
 """
 
-from manege.methods.cellular import Cellular, Reduction
+from manege.methods.cellular import Cellular, ChosenMixture
 from manege.methods.independent import Independent
-from manege.methods.method import Inbox, Method, State, Step, Timer
+from manege.methods.method import (
+    Inbox,
+    Method,
+    ModelPart,
+    SavedCell,
+    Scorers,
+    State,
+    Step,
+    Timer,
+    TrainedGenerator,
+)
+from manege.methods.registry import METHODS, method_of
 
 __all__ = [
+    "METHODS",
     "Cellular",
+    "ChosenMixture",
     "Inbox",
     "Independent",
     "Method",
-    "Reduction",
+    "ModelPart",
+    "SavedCell",
+    "Scorers",
     "State",
     "Step",
     "Timer",
+    "TrainedGenerator",
+    "method_of",
 ]

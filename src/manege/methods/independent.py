@@ -9,9 +9,8 @@ A round is one pass over a cell's pictures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from copy import copy
-from typing import Self
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,121 +18,121 @@ import torch
 from manege.cell import (
     Batch,
     CellState,
-    Gauge,
     Judgement,
     Noise,
     Scorer,
+    WeightsKind,
     adapted,
-    collapse,
     generator_with,
     new_state,
     noises_in_step,
     overfitting,
     probes,
-    round_trouble,
-    step_trouble,
     train_step,
 )
-from manege.config import AdaptiveAugment, RunConfig, stream
-from manege.data import Dataset
-from manege.device import Devices, both
-from manege.methods.method import Inbox, Step, Timer
-from manege.methods.shares import Shares
-from manege.models import FrozenFeatures, generate, to_floats
+from manege.config import ALL, AdaptiveAugment, MethodName, RunConfig, partition, stream
+from manege.methods.base import BaseMethod
+from manege.methods.method import Inbox, ModelPart, SavedCell, Scorers, Step, TrainedGenerator
+from manege.models import generate, to_floats
 
 NOBODY: Inbox = {}
 
 
-class Independent:
+class Independent(BaseMethod):
     """One generator/discriminator pair for each part of the data."""
 
-    def __init__(
-        self,
+    _scorer: Scorer | None
+
+    @staticmethod
+    def chosen_scorer(scorers: Scorers) -> Scorer | None:
+        """Return what scores one cell's pictures; None when the run keeps no score."""
+        return scorers.for_cells()
+
+    @classmethod
+    def draws_labels(cls, config: RunConfig) -> bool:
+        """Return whether the model can be asked for pictures of one label."""
+        return config.method is not MethodName.SINGLE
+
+    @classmethod
+    def components(
+        cls,
         config: RunConfig,
-        dataset: Dataset,
-        on: torch.device | Devices,
-        timer: Timer,
-        scorer: Scorer | None = None,
-        gauge: Gauge | None = None,
-        features: FrozenFeatures | None = None,
-    ) -> None:
-        self._config = config
-        self._devices = both(on)
-        self._timer = timer
-        self._scorer = scorer
-        self._gauge = gauge
-        self._shares = Shares(config, dataset, self._devices.discriminator, features)
+        counts: Mapping[str, int],
+        choice: Mapping[str, Any] | None,
+        commits: Iterable[tuple[str, SavedCell]],
+    ) -> list[ModelPart]:
+        """Return a generator for each label, weighed by its pictures; or one for all of them."""
+        weights = {ALL: sum(counts.values()), **counts}
+        conditional = config.method is MethodName.CONDITIONAL
+        return [
+            ModelPart(label, cell, float(weights[label]), labels if conditional else ())
+            for cell, labels in partition(config, tuple(counts)).items()
+            for label in (labels if cls.draws_labels(config) else (ALL,))
+        ]
+
+    @classmethod
+    def trained(cls, config: RunConfig, part: ModelPart, commit: SavedCell) -> TrainedGenerator:
+        """Return the generator that scored best, else the average, else the last."""
+        kept, final = commit.meta["best"], commit.meta["final"]
+        scored = [one for one in (kept, final) if one is not None]
+        if not scored:
+            which = WeightsKind.EMA if "ema" in commit.tensors else WeightsKind.RAW
+            return TrainedGenerator(
+                commit.tensors[_TENSORS[which]], commit.round_, which.value, None
+            )
+        best = min(scored, key=lambda one: one["value"])
+        return TrainedGenerator(
+            commit.tensors["best" if best == kept else _TENSORS[best["weights"]]],
+            best["round"],
+            best["weights"],
+            {"metric": config.score.metric.value, **best},
+        )
 
     def cells(self) -> tuple[str, ...]:
-        """All cells' keys, those with most pictures first."""
+        """Return all cells' keys, those with most pictures first."""
         return self._shares.cells()
 
-    def warm(self) -> None:
-        """Load the pictures that several cells see."""
-        self._shares.warm()
-
-    def moved(self, on: Devices) -> Self:
-        """The same with its networks on other devices; what was loaded is shared."""
-        other = copy(self)
-        other._devices, other._shares = on, self._shares.moved(on.discriminator)
-        return other
-
     def init(self, cell: str) -> CellState:
-        """The untrained cell."""
+        """Return the state of an untrained cell."""
         shares = self._shares
         return new_state(
             self._config, cell, shares.shape, self._devices, shares.num_labels, shares.features
         )
 
-    def data_digest(self, cell: str) -> str:
-        """Digest of the pictures a cell trains on."""
-        return self._shares.digest(cell)
-
     def steps_in_round(self, cell: str) -> int:
-        """Generator updates in one round."""
+        """Return the number of generator updates in one round."""
         return -(-self._shares.batches_in_round(cell) // self._config.training.n_critic)
 
-    def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Every cell for itself."""
-        return tuple((cell,) for cell in self.cells())
-
-    def waits(self) -> bool:
-        """There is nobody to wait for."""
-        return True
-
-    def around(self) -> dict[str, tuple[str, ...]]:
-        """Nobody is around anybody."""
+    def links(self) -> dict[str, tuple[str, ...]]:
+        """Return nobody for every cell: none hears of another."""
         return dict.fromkeys(self.cells(), ())
 
     def neighbours(self, cell: str, round_: int) -> tuple[str, ...]:
-        """Nobody."""
+        """Return nobody."""
         return ()
+
+    def synchronous(self) -> bool:
+        """Return True, for there is nobody to hurry past."""
+        return True
+
+    def combine(self, states: Iterable[tuple[str, CellState]]) -> None:
+        """Choose nothing: every cell's generator draws."""
 
     def advance(self, cell: str, state: CellState, inbox: Inbox = NOBODY) -> Iterator[Step]:
         """Train a round, from where `state` stands to its end; again from its start if it fails."""
-        training, steps = self._config.training, self.steps_in_round(cell)
-        if training.attempts > 1:
+        steps = self.steps_in_round(cell)
+        if self._config.training.attempts > 1:
             state.remember()
-        while True:
-            images = self._train(cell, state)
-            done, round_, spread = state.step, state.round_ + 1, 0.0
-            trouble = step_trouble(state)
-            if trouble is None and done == steps and training.attempts > 1:
-                with self._timer("watch"):
-                    spread = self._shares.spread(cell, state.pair.generator.network)
-                real_spread = self._shares.real_spread(cell)
-                trouble = round_trouble(state, steps) or collapse(state, spread, real_spread)
-            if trouble is not None:
-                state.roll_back()
-                yield Step(round_, done, steps, images, trouble=trouble)
-            elif done < steps:
-                yield Step(round_, done, steps, images)
-            else:
-                yield self._end_round(cell, state, images, spread)
-                return
+        yield from self._attempts(
+            cell,
+            state,
+            steps,
+            train=lambda: self._train(cell, state),
+            end=lambda images, spread: self._end_round(cell, state, images, spread),
+        )
 
     def _train(self, cell: str, state: CellState) -> int:
-        """One step; the number of real pictures it saw."""
+        """Take one step, and return the number of real pictures it saw."""
         training = self._config.training
         reals, noise = self._inputs(cell, state)
         with self._timer("train"):
@@ -150,20 +149,14 @@ class Independent:
         return sum(len(batch.pictures) for batch in reals)
 
     def _end_round(self, cell: str, state: CellState, images: int, spread: float) -> Step:
-        """The round's last step, the generator judged if it is to be."""
+        """End the round, judge the generator if its score is due, and return the last step."""
         steps = state.step
         discriminator, generator = (state.loss_sums / steps).tolist()
         state.end_round(spread)
         judgement = self.judge(cell, state) if self.judges_now(state) else None
         if judgement is not None:
             state.keep_if_better(judgement)
-        indices = None
-        if self._gauge is not None and self._gauge.due(
-            state.round_, self._shares.images_in_round(cell)
-        ):
-            with self._timer("indices"):
-                network = state.pair.generator.network
-                indices = self._shares.indices(cell, state, network, self._gauge)
+        indices = self._indices(cell, state, lambda: state.pair.generator.network)
         adapts = isinstance(self._config.training.augment, AdaptiveAugment)
         return Step(
             state.round_,
@@ -178,12 +171,12 @@ class Independent:
         )
 
     def judges_now(self, state: CellState) -> bool:
-        """Whether `advance` has judged this very state, at the end of a round."""
+        """Return whether `advance` has judged this very state, at the end of a round."""
         ended = state.round_ > 0 and state.step == 0
         return ended and state.round_ % self._config.score.every_rounds == 0
 
     def judge(self, cell: str, state: CellState) -> Judgement | None:
-        """The scores of the cell's generator as it stands; None when training keeps no score."""
+        """Return the scores of the cell's generator as it stands; None when none are kept."""
         if self._scorer is None:
             return None
         scores = {}
@@ -198,10 +191,11 @@ class Independent:
         return Judgement(state.round_, scores)
 
     def sheet(self, cell: str, state: CellState) -> np.ndarray:
-        """Pictures of the cell at latents that never change over a run."""
+        """Return pictures of the cell at latents that never change over a run."""
         return self._shares.sheet(cell, state.pair.generator.network)
 
     def _overfitting(self, cell: str, state: CellState) -> float:
+        """Return how far the discriminator knows its training pictures by heart, 0 to 1."""
         shares, share = self._shares, self._shares.of(cell)
         kept = probes(share.kept_pictures, share.kept_labels)
         rng = stream(self._config.seed, cell=cell, purpose="probes")
@@ -222,7 +216,10 @@ class Independent:
         )
 
     def _inputs(self, cell: str, state: CellState) -> tuple[list[Batch], list[Noise]]:
-        """The real batches and the noise of the next step, functions of the cell's place alone."""
+        """Return the real batches and the noise of the next step.
+
+        Both are functions of where the cell stands alone.
+        """
         n_critic = self._config.training.n_critic
         with self._timer("data"):
             streams = self._shares.streams(cell, state)
@@ -232,3 +229,7 @@ class Independent:
             passes = noises_in_step(state.pair, self._config.training)
             noise = [self._shares.noise(cell, state, size, streams) for _ in range(passes)]
         return reals, noise
+
+
+_TENSORS = {WeightsKind.EMA: "ema", WeightsKind.RAW: "generator"}
+"""Which array of a commit holds each set of a generator's weights."""

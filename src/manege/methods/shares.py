@@ -27,8 +27,14 @@ from manege.cell import (
     kept_out,
     spread_of,
 )
-from manege.config import AdaptiveAugment, FewAugment, RunConfig, partition, stream
-from manege.config import MethodName as MethodName
+from manege.config import (
+    AdaptiveAugment,
+    FewAugment,
+    MethodName,
+    RunConfig,
+    partition,
+    stream,
+)
 from manege.data import Dataset, Split, batch_at, batches_in, round_order
 from manege.models import (
     FrozenFeatures,
@@ -61,9 +67,13 @@ class Shares:
         device: torch.device,
         features: FrozenFeatures | None = None,
     ) -> None:
-        """None yet; batches are to come to `device`, where the discriminators live.
+        """Open no share yet.
 
-        `features` are what those see of pictures, None for the pictures themselves.
+        Args:
+            config: the run's configuration.
+            dataset: the pictures of all cells.
+            device: where batches are wanted: that of the discriminators.
+            features: what those see of pictures; None for the pictures themselves.
         """
         self.device = device
         self.features = features
@@ -79,7 +89,7 @@ class Shares:
         self._keeps_seen = features is not None and self._fits(features)
 
     def _fits(self, features: FrozenFeatures) -> bool:
-        """Whether what is seen of all real pictures may be kept."""
+        """Return whether what critics see of all real pictures may be kept in memory."""
         pools = set(self.labels.values())
         counts = {one.label: one.train for one in self.dataset.classes}
         rows = sum(
@@ -91,64 +101,64 @@ class Shares:
         return not adapts and 4 * features.floats * rows <= MOST_SEEN_BYTES
 
     def _versions(self, count: int) -> int:
-        """In how many forms each of so many real pictures is shown."""
+        """Return in how many forms each of so many real pictures is shown."""
         few = self._few(count)
         if few is not None:
             return few.versions
         return 2 if self._config.training.flip else 1
 
     def _few(self, count: int) -> FewAugment | None:
-        """How so many pictures are changed because they are few, None where they are not."""
+        """Return how so many pictures are augmented for being few; None where they are not."""
         augment = self._config.training.augment
         return augment if isinstance(augment, FewAugment) and count < augment.below else None
 
     def augment_of(self, cell: str, state: CellState) -> tuple[float, bool]:
-        """The chance of each change to the cell's pictures, and whether holes are among them."""
+        """Return the chance of each change to the cell's pictures, and whether holes are cut."""
         if not isinstance(self._config.training.augment, FewAugment):
             return state.augment, True
         few = self._few(len(self._pool(self.labels[cell]).pictures))
         return (0.0 if few is None else few.chance), False
 
-    def moved(self, device: torch.device) -> Self:
-        """The same pictures, for discriminators elsewhere."""
+    def to(self, device: torch.device) -> Self:
+        """Return the same shares, with batches that come to another device."""
         other = copy(self)
         other.device = device
         return other
 
     def cells(self) -> tuple[str, ...]:
-        """All cells' keys, those with most pictures first."""
+        """Return all cells' keys, those with most pictures first."""
         counts = {one.label: one.train for one in self.dataset.classes}
         sizes = {cell: sum(counts[one] for one in labels) for cell, labels in self.labels.items()}
         return tuple(sorted(sizes, key=lambda cell: -sizes[cell]))
 
     def digest(self, cell: str) -> str:
-        """Digest of the pictures that the cell's share is taken from."""
+        """Return the digest of the pictures that the cell's share is taken from."""
         digests = [self.dataset.digest(label, Split.TRAIN) for label in self.labels[cell]]
         if len(digests) == 1:
             return digests[0]
         return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
     def batches_in_round(self, cell: str) -> int:
-        """Real batches that a round sees."""
+        """Return how many real batches a round sees."""
         training = self._config.training
         return training.batches_per_round or batches_in(self.of(cell).count, training.batch)
 
     def of(self, cell: str) -> Share:
-        """The cell's share; no other cell's files are touched."""
+        """Return the cell's share, opened on first use; no other cell's files are touched."""
         if cell not in self._opened:
             pool = self._pool(self.labels[cell])
             rows = self._diet(cell, len(pool.pictures)) if self._fraction < 1 else None
             self._opened[cell] = Share(pool, rows)
         return self._opened[cell]
 
-    def warm(self) -> None:
+    def preload(self) -> None:
         """Load the pictures that several cells see."""
         for labels, cells in Counter(self.labels.values()).items():
             if cells > 1:
                 self._pool(labels)
 
     def _pool(self, labels: tuple[str, ...]) -> _Pool:
-        """The pictures of some labels; cells that see the same ones have them in common."""
+        """Return the pictures of some labels; cells with the same labels share them."""
         if labels not in self._pools:
             blocks = [torch.from_numpy(self.dataset.pictures(one, Split.TRAIN)) for one in labels]
             numbers = [self.dataset.labels.index(one) for one in labels]
@@ -167,23 +177,16 @@ class Shares:
         return self._pools[labels]
 
     def streams(self, cell: str, state: CellState) -> Streams:
-        """The random numbers of the step that `state` is at."""
-        step, round_, attempt = state.step, state.round_ + 1, state.attempt
+        """Return the streams of the step that `state` is at; they stay that step's."""
+        place = {"round_": state.round_ + 1, "step": state.step, "attempt": state.attempt}
         return Streams(
-            lambda purpose: stream(
-                self._config.seed,
-                cell=cell,
-                purpose=purpose,
-                round_=round_,
-                step=step,
-                attempt=attempt,
-            )
+            lambda purpose: stream(self._config.seed, cell=cell, purpose=purpose, **place)
         )
 
     def reals(
         self, cell: str, state: CellState, numbers: Iterable[int], streams: Streams
     ) -> list[Batch]:
-        """These real batches of the round under way."""
+        """Return the real batches with these numbers of the round under way."""
         training, share = self._config.training, self.of(cell)
         order = share.order(self._config.seed, cell, round_=state.round_ + 1, attempt=state.attempt)
         reals = []
@@ -191,20 +194,22 @@ class Shares:
             rows = torch.from_numpy(batch_at(order, number, training.batch))
             pictures = to_floats(share.pictures.index_select(0, rows).to(self.device))
             labels = None if share.labels is None else share.labels[rows]
+            seen_BF = None
             if share.seen is not None:
                 version_B = torch.from_numpy(
                     streams.flips.integers(share.seen.versions, size=len(rows))
                 )
                 seen_BF = share.seen.of(share.in_pool(rows), version_B).to(self.device)
-                reals.append(Batch(pictures, self.on_device(labels), seen_BF))
-                continue
-            if training.flip:
+            elif training.flip:
                 pictures = _flipped(pictures, streams.flips)
-            reals.append(Batch(pictures, self.on_device(labels)))
+            reals.append(Batch(pictures, self.on_device(labels), seen_BF))
         return reals
 
     def _showing(self, labels: tuple[str, ...], count: int) -> Callable[[Tensor, int, int], Tensor]:
-        """How version v of the pictures that begin at some row of a pool of so many looks."""
+        """Return what shows version v of pictures, given the row of the pool they begin at.
+
+        `count` is how many pictures the pool has.
+        """
         training, side, few = self._config.training, self.shape.size, self._few(count)
 
         def show(pictures: Tensor, start: int, version: int) -> Tensor:
@@ -225,7 +230,7 @@ class Shares:
         return show
 
     def noise(self, cell: str, state: CellState, batch: int, streams: Streams) -> Noise:
-        """The noise of one update."""
+        """Draw the noise of one update."""
         chance, holes = self.augment_of(cell, state)
         return draw_noise(
             state.pair, batch, streams, self._config.training, chance, self.shape, holes=holes
@@ -241,7 +246,7 @@ class Shares:
         round_: int = 0,
         labels_N: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Pictures at latents that depend on the cell, the purpose and the round given alone.
+        """Draw pictures at latents that depend on the cell, the purpose and the round given alone.
 
         Their labels are as frequent as in the cell's data, with which scores compare them, unless
         some are given.
@@ -263,18 +268,18 @@ class Shares:
         return np.concatenate(chunks)
 
     def sheet(self, cell: str, generator: Generator) -> np.ndarray:
-        """Pictures of the cell at latents that never change over a run."""
+        """Draw pictures of the cell at latents that never change over a run."""
         count = self._config.sheets.pictures
         in_turn = np.sort(np.arange(count) % self.num_labels) if self.num_labels else None
         return self.draw(cell, generator, "sheet", count, labels_N=in_turn)
 
     def spread(self, cell: str, generator: Generator) -> float:
-        """Mean distance between samples at latents that never change."""
+        """Return the mean distance between samples at latents that never change."""
         drawn = self.draw(cell, generator, "spread", _WATCHED)
         return spread_of(to_floats(torch.from_numpy(drawn)))
 
     def real_spread(self, cell: str) -> float:
-        """Mean distance between as many real pictures."""
+        """Return the mean distance between as many real pictures."""
         share = self.of(cell)
         if share.spread is None:
             # Spread out over the share, which lies there class after class.
@@ -283,25 +288,25 @@ class Shares:
         return share.spread
 
     def images_in_round(self, cell: str) -> int:
-        """Training pictures that a round looks at, repetitions counted."""
+        """Return how many training pictures a round looks at, repetitions counted."""
         return self.batches_in_round(cell) * self._config.training.batch
 
     def indices(
         self, cell: str, place: CellState, generator: Generator, gauge: Gauge
     ) -> dict[str, Any]:
-        """Collapse and cycling where a round has just ended; the trail is longer by it."""
+        """Return the signs of collapse and cycling after a round, and add it to the trail."""
         images = self.images_in_round(cell)
         drawn = self.draw(cell, generator, "indices", gauge.samples(images))
-        told, moments = gauge.measure(cell, drawn, place.trail.before(gauge))
+        found, moments = gauge.measure(cell, drawn, place.trail.before(gauge))
         place.trail.add(gauge, moments)
-        return told
+        return found
 
     def on_device(self, labels: Tensor | None) -> Tensor | None:
-        """Labels where the discriminators are."""
+        """Return labels on the discriminators' device."""
         return None if labels is None else labels.to(self.device)
 
     def _diet(self, cell: str, count: int) -> Tensor:
-        """Which pictures the cell sees, drawn without replacement."""
+        """Draw the rows of the pictures that the cell sees, without replacement."""
         kept = max(1, round(self._fraction * count))
         rng = stream(self._config.seed, cell=cell, purpose="diet")
         return torch.from_numpy(np.sort(rng.permutation(count)[:kept]))
@@ -311,7 +316,10 @@ class _Pool:
     """Pictures of some labels: to train on, and kept out to tell overfitting."""
 
     def __init__(self, blocks: list[Tensor], numbers: list[int] | None, *, keeps: bool) -> None:
-        """From a block of pictures for each label, and the labels' numbers where they count."""
+        """Join a block of pictures for each label, with the labels' numbers where they count.
+
+        With `keeps` some pictures of each label are kept out of training.
+        """
         # A class's pictures lie in the order of a hash, so its last ones are a fair sample.
         ends = [len(block) - (kept_out(len(block)) if keeps else 0) for block in blocks]
         trained = [block[:end] for block, end in zip(blocks, ends, strict=True)]
@@ -327,7 +335,7 @@ class Share:
     """One cell's pictures, and their order in the round under way."""
 
     def __init__(self, pool: _Pool, rows: Tensor | None) -> None:
-        """These rows of a pool; all of them when None."""
+        """Take these rows of a pool; all of them when None."""
         self.pictures = pool.pictures if rows is None else pool.pictures[rows]
         self.labels = pool.labels if rows is None or pool.labels is None else pool.labels[rows]
         self.kept_pictures, self.kept_labels = pool.kept_pictures, pool.kept_labels
@@ -337,15 +345,15 @@ class Share:
 
     @property
     def count(self) -> int:
-        """Pictures trained on."""
+        """The number of pictures trained on."""
         return len(self.pictures)
 
     def in_pool(self, rows_B: Tensor) -> Tensor:
-        """The pool's rows of some of the share's."""
+        """Return which rows of the pool some rows of the share are."""
         return rows_B if self._rows is None else self._rows[rows_B]
 
     def order(self, seed: int, cell: str, *, round_: int, attempt: int) -> np.ndarray:
-        """The order of a round, drawn once."""
+        """Return the order of the pictures in a round, drawn once."""
         if self._order is None or self._order[0] != (round_, attempt):
             drawn = round_order(self.count, seed=seed, cell=cell, round_=round_, attempt=attempt)
             self._order = (round_, attempt), drawn
@@ -366,7 +374,7 @@ class SeenPictures:
         versions: int,
         show: Callable[[Tensor, int, int], Tensor],
     ) -> None:
-        """None of them yet.
+        """Look at no picture yet.
 
         Args:
             features: what is seen of pictures.
@@ -385,7 +393,7 @@ class SeenPictures:
         self._done_VK = torch.frombuffer(done, dtype=torch.uint8).view(versions, self._blocks)
 
     def of(self, rows_B: Tensor, version_B: Tensor) -> Tensor:
-        """B×F."""
+        """Return what is seen of these rows, each in its version, B×F."""
         block_B = rows_B // _SEEN_TOGETHER
         if not bool(self._done_VK[version_B, block_B].all()):
             wanted = zip(version_B.tolist(), block_B.tolist(), strict=True)
@@ -396,6 +404,7 @@ class SeenPictures:
 
     @torch.no_grad()
     def _look(self, version: int, block: int) -> None:
+        """Compute and keep what is seen of a block of pictures in one version."""
         start = block * _SEEN_TOGETHER
         pictures = to_floats(self._pictures[start : start + _SEEN_TOGETHER])
         seen = self._features.of(self._show(pictures, start, version))
@@ -404,11 +413,12 @@ class SeenPictures:
 
 
 def _joined(blocks: list[Tensor]) -> Tensor:
-    """One block stays the mapped file it is."""
+    """Join blocks of pictures; a single one stays the mapped file it is."""
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def _numbered(blocks: list[Tensor], numbers: list[int] | None) -> Tensor | None:
+    """Return the label's number for each picture of some blocks; None without numbers."""
     if numbers is None:
         return None
     lengths = torch.tensor([len(block) for block in blocks])
@@ -416,6 +426,6 @@ def _numbered(blocks: list[Tensor], numbers: list[int] | None) -> Tensor | None:
 
 
 def _flipped(pictures_BCSS: Tensor, rng: np.random.Generator) -> Tensor:
-    """About half of the pictures mirrored."""
+    """Return the pictures, about half of them mirrored."""
     mirrored_B = torch.from_numpy(rng.random(len(pictures_BCSS)) < 0.5).to(pictures_BCSS.device)
     return torch.where(mirrored_B[:, None, None, None], pictures_BCSS.flip(3), pictures_BCSS)

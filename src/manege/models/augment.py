@@ -15,22 +15,22 @@ import torch
 from torch import Tensor
 
 _MOVED = 1 / 8
-"""Of the side, the furthest a picture is moved."""
+"""The furthest that a picture is moved, as a part of its side."""
 _CUT = 1 / 2
-"""Of the side, the hole that is cut."""
+"""The side of the hole that is cut, as a part of the picture's."""
 
 
 class AugmentParams(NamedTuple):
     """What happens to each picture of a batch; a picture left alone has the neutral values."""
 
     brightness_B: Tensor
-    """Added; 0 changes nothing."""
+    """What is added to every value; 0 changes nothing."""
     saturation_B: Tensor
-    """Times the distance from grey; 1 changes nothing."""
+    """What the distance from grey is multiplied by; 1 changes nothing."""
     contrast_B: Tensor
-    """Times the distance from the picture's mean; 1 changes nothing."""
+    """What the distance from the picture's mean is multiplied by; 1 changes nothing."""
     moved_B2: Tensor
-    """Pixels down and to the right."""
+    """How many pixels it is moved down and to the right."""
     hole_B2: Tensor
     """Where the hole begins; far outside when there is none."""
 
@@ -38,7 +38,7 @@ class AugmentParams(NamedTuple):
 def draw_augmentation(
     rng: np.random.Generator, batch: int, side: int, chance: float, *, holes: bool = True
 ) -> AugmentParams:
-    """Each kind of change happens to each picture with this chance, holes where they may."""
+    """Draw what happens to each picture: each kind of change with this chance, holes if allowed."""
     happens_5B = rng.random((5, batch)) < chance
     uniform_3B = rng.random((3, batch)) - 0.5
     furthest = round(side * _MOVED)
@@ -59,7 +59,7 @@ def draw_augmentation(
 
 
 def augment(x_BCSS: Tensor, changes: AugmentParams) -> Tensor:
-    """The changed pictures, channels last in memory; can be differentiated, twice as well."""
+    """Return the changed pictures, channels last in memory; it can be differentiated twice."""
     side = x_BCSS.shape[-1]
     x = x_BCSS + changes.brightness_B[:, None, None, None]
     grey = x.mean(1, keepdim=True)

@@ -25,7 +25,7 @@ class ManualMLP(NamedTuple):
 
     @torch.no_grad()
     def forward(self, x_BI: Tensor) -> list[Tensor]:
-        """What goes into the first layer, and what comes out of each after its activation."""
+        """Return what goes into the first layer, and what each gives after its activation."""
         outputs = [x_BI]
         for layer, activation in zip(self.layers, self.activations, strict=True):
             scale = 2 if activation is Activation.TANH else 1
@@ -37,7 +37,7 @@ class ManualMLP(NamedTuple):
     def backward(
         self, outputs: list[Tensor], gradient: Tensor, *, weights: bool, inputs: bool
     ) -> Tensor | None:
-        """From the last output's gradient to the weights', written where they live, or the input's.
+        """Carry the last output's gradient back: into the weights' gradients, or to the input.
 
         Args:
             outputs: of `forward`.
@@ -59,13 +59,16 @@ class ManualMLP(NamedTuple):
 
 
 def manual_mlp(layers: list[Dense], activations: list[Activation | None]) -> ManualMLP | None:
-    """None where a pass cannot be written out: SiLU's result does not tell its gradient."""
+    """Return layers with written-out passes; None where these cannot be written out.
+
+    Spectral norms have gradients of their own, and SiLU's result does not tell its gradient.
+    """
     bounded = any(layer.u is not None for layer in layers)
     return None if bounded or Activation.SILU in activations else ManualMLP(layers, activations)
 
 
 def _activate(x: Tensor, activation: Activation | None) -> Tensor:
-    """In place; where a tanh comes, `x` is twice what goes into it."""
+    """Apply an activation in place; where it is tanh, `x` is twice what goes into it."""
     match activation:
         case Activation.LEAKY_RELU:
             return torch.nn.functional.leaky_relu_(x, SLOPE)
@@ -80,11 +83,12 @@ def _activate(x: Tensor, activation: Activation | None) -> Tensor:
 
 @cache
 def _minus_one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return -1 as a tensor, made once."""
     return torch.tensor(-1.0, dtype=dtype, device=device)
 
 
 def _before_activation(gradient: Tensor, result: Tensor, activation: Activation | None) -> Tensor:
-    """The gradient by what went into an activation, told from what came out of it."""
+    """Return the gradient by what went into an activation, told from what came out of it."""
     aten = torch.ops.aten
     passed: Tensor
     match activation:

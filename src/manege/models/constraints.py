@@ -12,7 +12,7 @@ from manege.models.layers import SpectralLayer
 
 
 def clippable(discriminator: nn.Module) -> list[Tensor]:
-    """The parameters that clipping may touch: all but BatchNorm's.
+    """Return the parameters that clipping may touch: all but BatchNorm's.
 
     Cutting BatchNorm's scales to ±0.01 as well multiplies the generator's gradient by about 0.01
     in every block; nothing learns.
@@ -43,12 +43,12 @@ def power_iteration_(discriminator: nn.Module) -> None:
 
 
 def squared_gradients(value_B: Tensor, pictures: Tensor) -> Tensor:
-    """For each picture the squared norm of its value's gradient; can be differentiated again."""
+    """Return for each picture its value's squared gradient norm; it can be differentiated again."""
     (gradient,) = torch.autograd.grad(value_B.sum(), pictures, create_graph=True)
     return gradient.square().flatten(1).sum(1)
 
 
 def gradient_penalty(squared_B: Tensor) -> Tensor:
-    """WGAN-GP's: the mean squared distance of the gradients' norms from 1."""
+    """Return WGAN-GP's penalty: the mean squared distance of the gradients' norms from 1."""
     # The root of 0 has no derivative; a gradient that small is as far from 1 as 0 is.
     return (squared_B.clamp_min(1e-12).sqrt() - 1).square().mean()

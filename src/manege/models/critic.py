@@ -31,7 +31,7 @@ _COLOURS = 0
 
 
 def fed_side(side: int) -> int:
-    """The side at which pictures go into the frozen network: their own, or a multiple of it."""
+    """Return the side at which pictures go into the frozen network: a multiple of their own."""
     return side * max(1, -(-SMALLEST_FED // side))
 
 
@@ -47,11 +47,11 @@ class FrozenFeatures:
         colour: float = 0.0,
         colour_head: float = 0.0,
     ) -> None:
-        """From pictures of a shape the maps of these stages, each mixed into `width` channels.
+        """Take from pictures of a shape the maps of these stages, each mixed into few channels.
 
         Args:
             network: the frozen one.
-            stages: by their channels.
+            stages: which maps, named by their numbers of channels.
             shape: of the pictures.
             width: channels that each map is mixed into.
             colour: the pictures themselves, averaged to the first map's side and times this, are
@@ -78,11 +78,11 @@ class FrozenFeatures:
 
     @property
     def floats(self) -> int:
-        """Numbers seen of a picture."""
+        """How many numbers are seen of a picture."""
         return sum(self._floats)
 
     def to(self, device: torch.device) -> FrozenFeatures:
-        """The same on another device; itself where it is there already."""
+        """Return the same features on another device; itself where it is there already."""
         if device == self.network.device:
             return self
         network = self.network.to(device)
@@ -90,7 +90,7 @@ class FrozenFeatures:
         return FrozenFeatures(network, *seen)
 
     def of(self, x_BCSS: Tensor) -> Tensor:
-        """B×F; can be differentiated once."""
+        """Return what is seen of pictures, B×F; it can be differentiated once."""
         shown = x_BCSS
         if self._side != self.shape.size:
             shown = F.interpolate(x_BCSS, size=(self._side, self._side), mode="nearest")
@@ -103,7 +103,7 @@ class FrozenFeatures:
         return torch.cat([one.permute(0, 2, 3, 1).flatten(1) for one in maps], 1)
 
     def maps(self, seen_BF: Tensor) -> list[Tensor]:
-        """Each map, its channels mixed, channels last in memory."""
+        """Return each map with its channels mixed, channels last in memory."""
         parts = zip(seen_BF.split(self._floats, 1), self.sides, self._mixing_CW, strict=True)
         return [
             (part.reshape(-1, len(mixing_CW)) @ mixing_CW)
@@ -114,7 +114,7 @@ class FrozenFeatures:
 
 
 def mixing(stage: int, channels: int, width: int) -> Tensor:
-    """The fixed random weights that mix the channels of a stage's map, the same for everybody.
+    """Return the fixed random weights that mix a map's channels, the same in every run.
 
     So no head can go by a few channels that happen to tell real pictures from generated ones.
     """
@@ -126,7 +126,7 @@ def mixing(stage: int, channels: int, width: int) -> Tensor:
 def build_feature_discriminator(
     features: FrozenFeatures, num_labels: int = 0, *, spectral: bool = False
 ) -> FeatureDiscriminator:
-    """Heads without storage, on these features."""
+    """Build a discriminator without storage, with heads on these features."""
     with torch.device("meta"):
         return FeatureDiscriminator(features, num_labels, spectral=spectral)
 
@@ -145,13 +145,13 @@ class FeatureDiscriminator(Discriminator):
         )
 
     def observe(self, x_BCSS: Tensor) -> Tensor:
-        """B×F, what the frozen network makes of the pictures."""
+        """Return what the frozen network makes of the pictures, B×F."""
         return self.features.of(x_BCSS)
 
     def forward(
         self, seen_BF: Tensor, factors_BW: Tensor | None = None, labels_B: Tensor | None = None
     ) -> Tensor:
-        """B×H values, a head's after the other."""
+        """Return a value of each head for each picture, B×H."""
         maps = self.features.maps(seen_BF)
         values = [head(one, labels_B) for head, one in zip(self.heads, maps, strict=True)]
         return torch.stack(values, 1)
@@ -174,7 +174,7 @@ class FeatureHead(nn.Module):
         self.embed = Embed(num_labels, width, deviation=0.0) if num_labels else None
 
     def forward(self, x_BCSS: Tensor, labels_B: Tensor | None) -> Tensor:
-        """B values."""
+        """Return B values."""
         x = x_BCSS
         for conv in self.convs:
             x = activate(conv(x), Activation.LEAKY_RELU)

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from manege.config import Activation
 
 SLOPE = 0.2
-"""Of every LeakyReLU in both papers."""
+"""The slope below 0 of every LeakyReLU in both papers."""
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """The non-linearity; may reuse the storage of `x`, which is an intermediate result."""
+    """Apply the non-linearity; it may reuse the storage of `x`, an intermediate result."""
     match activation:
         case Activation.LEAKY_RELU:
             return F.leaky_relu_(x, SLOPE)
@@ -32,7 +32,7 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 
 def tanh_(x: Tensor) -> Tensor:
-    """In place, by way of the sigmoid: tanh x = 2σ(2x) - 1, to 2e-7.
+    """Apply tanh in place, by way of the sigmoid: tanh x = 2σ(2x) - 1, to 2e-7.
 
     torch's own vector code for tanh takes more than twice as long, which for a perceptron is a
     tenth of a training step.
@@ -79,13 +79,13 @@ class UpsampleConv(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs))
 
     def forward(self, x_BIHW: Tensor) -> Tensor:
-        """The upsampled and convolved pictures, twice as large."""
+        """Return the upsampled and convolved maps, twice as large."""
         bias = self.bias.detach() if self.normalised else self.bias
         return F.conv_transpose2d(x_BIHW, spread_kernel(self.weight), bias, stride=2, padding=1)
 
 
 def spread_kernel(weight_OI33: Tensor) -> Tensor:
-    """The I×O×4×4 kernel of the transposed convolution that equals upsample + 3×3 convolution.
+    """Return the I×O×4×4 kernel of the transposed convolution that equals upsample + 3×3 one.
 
     Made channels last in memory, as the convolution wants it: it would copy it each time.
     """
@@ -97,6 +97,7 @@ def spread_kernel(weight_OI33: Tensor) -> Tensor:
 
 @cache
 def _spread_matrix(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the matrix that takes the nine taps of a 3×3 kernel to the sixteen of a 4×4 one."""
     # Per axis the taps (a, b, c) become (c, b+c, a+b, a); both axes together are a 16×9 matrix.
     axis = [[0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]]
     rows = torch.tensor(axis, dtype=dtype, device=device)
@@ -115,14 +116,14 @@ class SpectralLayer(nn.Module):
 
     @torch.no_grad()
     def power_iteration_(self) -> None:
-        """One power iteration."""
+        """Bring the estimate `u` one power iteration nearer."""
         if self.u is not None:
             matrix = self.weight.flatten(1)
             v = F.normalize(matrix.t() @ self.u, dim=0)
             self.u.copy_(F.normalize(matrix @ v, dim=0))
 
     def bounded_weight(self) -> Tensor:
-        """The weight, divided by its norm as far as `u` tells it."""
+        """Return the weight, divided by its norm as far as `u` tells it."""
         if self.u is None:
             return self.weight
         matrix = self.weight.flatten(1)
@@ -141,7 +142,7 @@ class Conv(nn.Conv2d, SpectralLayer):
         self.register_buffer("u", torch.empty(outputs) if spectral else None)
 
     def forward(self, x_BIHW: Tensor) -> Tensor:
-        """The convolved maps."""
+        """Return the convolved maps."""
         weight = self.bounded_weight()
         return F.conv2d(x_BIHW, weight, self.bias, self.stride, self.padding)
 
@@ -154,21 +155,21 @@ class ConvPool(Conv):
     """
 
     def forward(self, x_BIHW: Tensor) -> Tensor:
-        """The convolved and averaged maps, half as large."""
+        """Return the convolved and averaged maps, half as large."""
         # The same kernel as of upsampling, transposed and turned, a quarter of it.
         kernel_OI44 = spread_kernel(self.bounded_weight()).flip(2, 3).transpose(0, 1) / 4
         return F.conv2d(x_BIHW, kernel_OI44, self.bias, stride=2, padding=1)
 
 
 class Dense(nn.Linear, SpectralLayer):
-    """A linear layer."""
+    """A linear layer that may have a spectral norm."""
 
     def __init__(self, inputs: int, outputs: int, *, spectral: bool = False) -> None:
         super().__init__(inputs, outputs)
         self.register_buffer("u", torch.empty(outputs) if spectral else None)
 
     def forward(self, x_BI: Tensor) -> Tensor:
-        """The linear map of every row."""
+        """Return the linear map of every row."""
         return F.linear(x_BI, self.bounded_weight(), self.bias)
 
 
@@ -183,10 +184,10 @@ class Embed(nn.Embedding, SpectralLayer):
         self.register_buffer("u", torch.empty(labels) if spectral else None)
 
     def reset_parameters(self) -> None:
-        """Nothing: `initialise` fills it, and torch's own way imports its compiler to do so."""
+        """Do nothing: `initialise` fills it, and torch's own way imports its compiler for that."""
 
     def forward(self, labels_B: Tensor) -> Tensor:
-        """B×width."""
+        """Return the labels' rows, B×width."""
         return F.embedding(labels_B, self.bounded_weight())
 
 
@@ -201,7 +202,7 @@ class LastConv(nn.Conv2d):
         super().__init__(inputs, outputs, 3, padding=1)
 
     def forward(self, x_BIHW: Tensor) -> Tensor:
-        """The convolved pictures."""
+        """Return the convolved pictures."""
         kernel = self.weight.flip(2, 3).transpose(0, 1)
         return F.conv_transpose2d(x_BIHW, kernel, self.bias, padding=1)
 
@@ -220,5 +221,5 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 def scale_channels(x_BCHW: Tensor, factor_BC: Tensor) -> Tensor:
-    """Every channel of every picture times its own factor: dropout by channel, its mask given."""
+    """Multiply every channel of every picture by its factor: dropout by channel, mask given."""
     return x_BCHW * factor_BC[:, :, None, None]

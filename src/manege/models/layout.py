@@ -16,7 +16,7 @@ ALIGN = 16
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor's place."""
+    """Where a tensor of a network lies in its record."""
 
     name: str
     owner: nn.Module
@@ -25,7 +25,7 @@ class Slot:
     shape: tuple[int, ...]
 
     def of(self, flat: Tensor) -> Tensor:
-        """This tensor inside a record, as a view."""
+        """Return this tensor inside a record, as a view."""
         return flat[self.start : self.start + prod(self.shape)].view(self.shape)
 
 
@@ -40,11 +40,11 @@ class Layout:
     num_floats: int
     """Floats the parameters and buffers take."""
     dtype: torch.dtype
-    """Of them all."""
+    """The type of all numbers."""
 
 
 def layout_of(network: nn.Module) -> Layout:
-    """The layout of a network; it needs no storage."""
+    """Return the layout of a network, which may be without storage."""
     dtype = next(network.parameters()).dtype
     parameters, num_weights = _place(_members(network, parameters=True), dtype, start=0)
     buffers, num_floats = _place(_members(network, parameters=False), dtype, start=num_weights)
@@ -52,7 +52,7 @@ def layout_of(network: nn.Module) -> Layout:
 
 
 def named_tensors(network: nn.Module, record: np.ndarray) -> dict[str, np.ndarray]:
-    """The network's state dict inside a record, as numpy views."""
+    """Return the network's state dict inside a record, as numpy views."""
     layout = layout_of(network)
     return {
         slot.name: record[slot.start : slot.start + prod(slot.shape)].reshape(slot.shape)
@@ -61,7 +61,7 @@ def named_tensors(network: nn.Module, record: np.ndarray) -> dict[str, np.ndarra
 
 
 def tensors_in(network: nn.Module, record: Tensor) -> dict[str, Tensor]:
-    """The same as views of a tensor."""
+    """Return the network's state dict inside a record, as views of a tensor."""
     layout = layout_of(network)
     return {slot.name: slot.of(record) for slot in (*layout.parameters, *layout.buffers)}
 
@@ -85,6 +85,7 @@ _Member = tuple[str, nn.Module, str, Tensor]
 
 
 def _members(network: nn.Module, *, parameters: bool) -> Iterator[_Member]:
+    """Yield all parameters of a network, or all its buffers, each with its owner."""
     for prefix, module in network.named_modules():
         members = module._parameters if parameters else module._buffers
         for attribute, tensor in members.items():
@@ -95,6 +96,7 @@ def _members(network: nn.Module, *, parameters: bool) -> Iterator[_Member]:
 def _place(
     members: Iterator[_Member], dtype: torch.dtype, start: int
 ) -> tuple[tuple[Slot, ...], int]:
+    """Give every tensor its place from `start` on; return the places and where they end."""
     slots = []
     for name, owner, attribute, tensor in members:
         if tensor.dtype != dtype:

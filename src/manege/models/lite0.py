@@ -31,25 +31,25 @@ STAGES = (
     (5, 2, 6, 192, 4),
     (3, 1, 6, 320, 1),
 )
-"""Kernel, stride of the first block, expansion, channels, blocks."""
+"""The kernel, stride of the first block, expansion, channels and blocks of each stage."""
 WIDTHS = tuple(stage[3] for stage in STAGES)
 """Channels of the maps that each stage gives; they name the stages."""
 DIMENSIONS, CLASSES = 1280, 1000
 EPS = 1e-3
 _STEM = 32
 _TOP = 6.0
-"""Of ReLU6."""
+"""Where ReLU6 cuts values off."""
 _SCALE, _SHIFT = 127.5 / 128, 0.5 / 128
 """From our pictures in [-1, 1] to what the network was trained on, (byte - 127) / 128."""
 
 
 def halved(side: int) -> int:
-    """The side of a map after a stride of 2, as TensorFlow pads it."""
+    """Return the side of a map after a stride of 2, as TensorFlow pads it."""
     return -(-side // 2)
 
 
 def sides(side: int) -> dict[int, int]:
-    """For each stage, by its channels, the side of its maps for pictures of a side."""
+    """Return the side of each stage's maps for pictures of a side, by the stage's channels."""
     strides = accumulate(STAGES, lambda at, stage: at * stage[1], initial=2)
     found = {}
     for width, stride in zip(WIDTHS, list(strides)[1:], strict=True):
@@ -61,7 +61,7 @@ def sides(side: int) -> dict[int, int]:
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """The folded network's tensors, in their order."""
+    """Return the shapes of the folded network's tensors, in their order."""
     found: dict[str, tuple[int, ...]] = {"stem.weight": (_STEM, 3, 3, 3), "stem.bias": (_STEM,)}
     inputs, number = _STEM, 0
     for kernel, _, expansion, width, repeats in STAGES:
@@ -93,7 +93,10 @@ _PUBLISHED = {
 
 
 def folded(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The network's tensors from a published state dict; LookupError or ValueError for another."""
+    """Return the network's tensors from a published state dict.
+
+    Raise LookupError or ValueError for a state dict of another network.
+    """
     tensors = {}
     for name, shape in shapes().items():
         layer, _, kind = name.rpartition(".")
@@ -146,7 +149,7 @@ class _Conv:
         self._wider = F.pad(weight, (1, 0, 1, 0)).contiguous(memory_format=torch.channels_last)
 
     def _form(self, side: int) -> tuple[Tensor, int]:
-        """The kernel and the padding for a side."""
+        """Return the kernel and the padding for a side."""
         kernel = self._weight.shape[-1]
         total = max((-(-side // self.stride) - 1) * self.stride + kernel - side, 0)
         return (self._wider, total // 2 + 1) if total % 2 else (self._weight, total // 2)
@@ -156,7 +159,7 @@ class _Conv:
         return F.conv2d(x_BCSS, weight, self.bias, self.stride, padding, groups=self.groups)
 
     def backward(self, gradient: Tensor, x_BCSS: Tensor) -> Tensor:
-        """The gradient by the input; of `x_BCSS` only the shape counts."""
+        """Return the gradient by the input; of `x_BCSS` only the shape counts."""
         weight, padding = self._form(x_BCSS.shape[-1])
         found: Tensor = torch.ops.aten.convolution_backward(
             gradient,
@@ -176,7 +179,7 @@ class _Conv:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Widened, convolved channel by channel, narrowed; beside its input where both are alike."""
+    """A block: it widens, convolves channel by channel, narrows, and adds its input if alike."""
 
     expand: _Pointwise | None
     depthwise: _Conv
@@ -189,7 +192,7 @@ class Lite0:
     """The network with its weights, on one device."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """From the tensors that `folded` gives, which are kept as they are."""
+        """Take the tensors that `folded` gives; they are kept as they are."""
         self.tensors = tensors
         self._stem = _Conv(tensors["stem.weight"], tensors["stem.bias"], 2)
         self._blocks: list[_Block] = []
@@ -212,17 +215,17 @@ class Lite0:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of its weights."""
         return self.tensors["stem.weight"].device
 
     def to(self, device: torch.device) -> Lite0:
-        """The same on another device; itself where it is there already."""
+        """Return the same network on another device; itself where it is there already."""
         if self.device == device:
             return self
         return Lite0({name: tensor.to(device) for name, tensor in self.tensors.items()})
 
     def maps(self, x_BCSS: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
-        """The maps of these stages, channels last in memory; can be differentiated, once.
+        """Return the maps of these stages, channels last in memory; to be differentiated once.
 
         Args:
             x_BCSS: pictures in [-1, 1], grey or colour.
@@ -235,21 +238,22 @@ class Lite0:
 
     @torch.no_grad()
     def features(self, x_BCSS: Tensor) -> Tensor:
-        """B×1280: the last maps, averaged over the picture."""
+        """Return the last maps, averaged over the picture, B×1280."""
         (last,) = self.maps(x_BCSS, WIDTHS[-1:])
         x_NO = self._head.forward(_rows(last)).clamp_(0, _TOP)
         return x_NO.view(len(last), -1, DIMENSIONS).mean(1)
 
     def logits(self, features_BD: Tensor) -> Tensor:
-        """B×1000, of ImageNet's classes."""
+        """Return the logits of ImageNet's classes, B×1000."""
         return F.linear(features_BD, self.tensors["classes.weight"], self.tensors["classes.bias"])
 
     def _pointwise(self, name: str) -> _Pointwise:
+        """Return the 1×1 convolution of a name."""
         weight_OI = self.tensors[f"{name}.weight"].flatten(1)
         return _Pointwise(weight_OI.t().contiguous(), weight_OI, self.tensors[f"{name}.bias"])
 
     def forward_(self, x_BCSS: Tensor, widths: tuple[int, ...], kept: list[Any] | None) -> Any:
-        """The maps; what the way back needs goes into `kept`."""
+        """Return the maps; what the backward pass needs goes into `kept`."""
         x = x_BCSS.mul(_SCALE).add_(_SHIFT).contiguous(memory_format=torch.channels_last)
         if kept is not None:
             kept.append(x)
@@ -271,7 +275,7 @@ class Lite0:
     def backward_(
         self, gradients: Sequence[Tensor], widths: tuple[int, ...], kept: Sequence[Any]
     ) -> Tensor:
-        """The gradient by the pictures, given those by the maps."""
+        """Return the gradient by the pictures, given those by the maps."""
         given = dict(zip(widths, gradients, strict=True))
         gradient: Tensor | None = None
         for number in reversed(range(self._ends[widths[-1]])):
@@ -308,19 +312,19 @@ class _Maps(torch.autograd.Function):
 
 
 def _rows(x_BCSS: Tensor) -> Tensor:
-    """N×C, a view of maps that lie channels last."""
+    """Return maps that lie channels last as N×C, a view."""
     channels = x_BCSS.shape[1]
     return x_BCSS.permute(0, 2, 3, 1).contiguous().view(-1, channels)
 
 
 def _pictures(x_NC: Tensor, like: Tensor) -> Tensor:
-    """B×C×S×S with the pictures and the side of `like`, a view."""
+    """Return rows as B×C×S×S with the pictures and the side of `like`, a view."""
     count, _, side, _ = like.shape
     return x_NC.view(count, side, side, -1).permute(0, 3, 1, 2)
 
 
 def _bounded_(gradient: Tensor, output: Tensor) -> Tensor:
-    """A gradient through ReLU6, of which the output is known; in the place of the one given."""
+    """Carry a gradient back through ReLU6, whose output is known, in place."""
     found: Tensor = torch.ops.aten.hardtanh_backward.grad_input(
         gradient, output, 0.0, _TOP, grad_input=gradient
     )

@@ -11,7 +11,7 @@ from manege.config import Loss, Objective
 
 
 def discriminator_loss(loss: Loss, real_B: Tensor, fake_B: Tensor) -> Tensor:
-    """What the discriminator minimises over one batch of each kind."""
+    """Return what the discriminator minimises over a batch of real and one of fake pictures."""
     match loss:
         case Loss.BCE | Loss.MINIMAX:
             # -log σ(real) - log(1 - σ(fake)), without overflow.
@@ -30,7 +30,7 @@ def discriminator_loss(loss: Loss, real_B: Tensor, fake_B: Tensor) -> Tensor:
 
 
 def generator_loss(loss: Loss, fake_B: Tensor, real_B: Tensor) -> Tensor:
-    """What the generator minimises; only a relativistic one looks at the real pictures' logits."""
+    """Return what the generator minimises; only a relativistic loss looks at real logits."""
     match loss:
         case Loss.BCE:
             return F.softplus(-fake_B).mean()  # Non-saturating: -log σ(fake).
@@ -47,7 +47,7 @@ def generator_loss(loss: Loss, fake_B: Tensor, real_B: Tensor) -> Tensor:
 
 
 def objective_loss(objective: Objective, fake_B: Tensor) -> Tensor:
-    """What a generator minimises against a discriminator trained under BCE, p = σ(logit)."""
+    """Return what a generator minimises against a discriminator under BCE, p = σ(logit)."""
     match objective:
         case Objective.MINIMAX:
             return -F.softplus(fake_B).mean()  # log(1 - p).
@@ -60,5 +60,5 @@ def objective_loss(objective: Objective, fake_B: Tensor) -> Tensor:
 
 
 def needs_real(loss: Loss) -> bool:
-    """Whether the generator's loss needs the real pictures' logits."""
+    """Return whether the generator's loss needs the real pictures' logits."""
     return loss is Loss.RELATIVISTIC

@@ -43,8 +43,8 @@ from manege.models.layers import (
 )
 
 EMBEDDED = 32
-"""Numbers a label's row puts beside the latent."""
-_SHARPENINGS = 20
+"""How many numbers a label's row puts beside the latent."""
+_POWER_ITERATIONS = 20
 """Power iterations on fresh weights; training adds one at each update."""
 
 Spec = DcganNetworks | ResnetNetworks | PyramidNetworks | MlpNetworks
@@ -68,12 +68,12 @@ class Generator(nn.Module):
     embed: Embed | None
 
     def condition(self, num_labels: int, deviation: float = 1.0) -> int:
-        """Give it rows for so many labels, none when 0; the width of what its first layer sees."""
+        """Give it rows for so many labels; return the width of what its first layer sees."""
         self.embed = Embed(num_labels, EMBEDDED, deviation) if num_labels else None
         return self.latent + (EMBEDDED if num_labels else 0)
 
     def inputs(self, z_BZ: Tensor, labels_B: Tensor | None) -> Tensor:
-        """The latents, with their labels' rows where there are such."""
+        """Return the latents, with their labels' rows where there are such."""
         if self.embed is None:
             return z_BZ
         assert labels_B is not None, "a conditional generator needs labels"
@@ -104,7 +104,7 @@ class Discriminator(nn.Module):
     linear: Dense
 
     def observe(self, x_BCSS: Tensor) -> Tensor:
-        """What `forward` takes of pictures: the pictures themselves, unless they are seen first."""
+        """Return what `forward` takes: the pictures, or what a frozen network sees of them."""
         return x_BCSS
 
     def condition(self, num_labels: int, width: int, *, spectral: bool) -> None:
@@ -113,7 +113,7 @@ class Discriminator(nn.Module):
         self.embed = Embed(num_labels, width, spectral=spectral) if num_labels else None
 
     def judge(self, features_BW: Tensor, labels_B: Tensor | None) -> Tensor:
-        """B values, from what the last layer sees."""
+        """Return B values, from what the last layer sees."""
         values: Tensor = self.linear(features_BW).squeeze(1)
         if self.embed is None:
             return values
@@ -128,7 +128,7 @@ class Discriminator(nn.Module):
 
 
 def build_generator(spec: Spec, shape: PictureShape, num_labels: int = 0) -> Generator:
-    """A generator without storage (on torch's meta device): `initialise` or a record fills it.
+    """Build a generator on torch's meta device, without storage: `initialise` or a record fills it.
 
     With `num_labels` it is a conditional one.
     """
@@ -149,7 +149,7 @@ def build_generator(spec: Spec, shape: PictureShape, num_labels: int = 0) -> Gen
 def build_discriminator(
     spec: Spec, shape: PictureShape, num_labels: int = 0, *, spectral: bool = False
 ) -> Discriminator:
-    """A discriminator without storage, as `build_generator`; maybe with spectral norms."""
+    """Build a discriminator without storage, as `build_generator`; maybe with spectral norms."""
     with torch.device("meta"):
         match spec:
             case DcganNetworks():
@@ -164,17 +164,35 @@ def build_discriminator(
                 assert_never(spec)
 
 
-class DcganGenerator(Generator):
-    """Table 1; two doublings up to side 32, one more for each further doubling."""
+class MapGenerator(Generator):
+    """A generator whose first layer gives a small map, which blocks enlarge to the picture."""
+
+    def begin(
+        self,
+        spec: DcganNetworks | ResnetNetworks | PyramidNetworks,
+        start: int,
+        num_labels: int,
+        deviation: float = 1.0,
+    ) -> None:
+        """Give it a first layer to a map of side `start`."""
+        self.latent, self.activation = spec.latent, spec.activation
+        self.width, self.start = spec.generator_width, start
+        inputs = self.condition(num_labels, deviation)
+        self.linear = nn.Linear(inputs, self.width * start**2)
+
+    def as_map(self, x_BI: Tensor) -> Tensor:
+        """Return what the first layer gave as a map, channels last in memory."""
+        x = x_BI.view(-1, self.width, self.start, self.start)
+        return x.contiguous(memory_format=torch.channels_last)
+
+
+class DcganGenerator(MapGenerator):
+    """Table 1 of the W-CGAN paper: two doublings to side 32, one more for each further doubling."""
 
     def __init__(self, spec: DcganNetworks, shape: PictureShape, num_labels: int) -> None:
         super().__init__()
-        self.latent = spec.latent
-        self.activation = spec.activation
-        self.width = spec.generator_width
         doublings = _doublings(shape)
-        self.start = shape.size >> doublings
-        self.linear = nn.Linear(self.condition(num_labels), self.width * self.start**2)
+        self.begin(spec, shape.size >> doublings, num_labels)
         self.norm = BatchNorm2d(self.width, eps=1e-5)
         widths = [self.width] * doublings + [self.width // 2]
         self.blocks = nn.ModuleList(
@@ -183,16 +201,16 @@ class DcganGenerator(Generator):
         self.out = LastConv(widths[-1], shape.channels)
 
     def forward(self, z_BZ: Tensor, labels_B: Tensor | None = None) -> Tensor:
-        """B×C×S×S pictures, channels last in memory."""
+        """Draw B×C×S×S pictures, channels last in memory."""
         x = activate(self.linear(self.inputs(z_BZ, labels_B)), self.activation)
-        x = x.view(-1, self.width, self.start, self.start)
-        x = self.norm(x.contiguous(memory_format=torch.channels_last))
+        x = self.norm(self.as_map(x))
         for block in self.blocks:
             x = block(x)
         return tanh_(self.out(x))
 
 
 def _doublings(shape: PictureShape) -> int:
+    """Return how often a generator doubles its first map."""
     return 2 + max(0, ceil(log2(shape.size / 32)))
 
 
@@ -206,12 +224,12 @@ class UpBlock(nn.Module):
         self.norm = BatchNorm2d(outputs, eps=spec.batchnorm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Twice as large."""
+        """Return the maps, twice as large."""
         return activate(self.norm(self.conv(x)), self.activation)
 
 
 class DcganDiscriminator(Discriminator):
-    """Table 2; a fifth block from side 128 up."""
+    """Table 2 of the W-CGAN paper; a fifth block from side 128 up."""
 
     def __init__(
         self, spec: DcganNetworks, shape: PictureShape, num_labels: int, *, spectral: bool
@@ -235,7 +253,7 @@ class DcganDiscriminator(Discriminator):
     def forward(
         self, x_BCSS: Tensor, factors_BW: Tensor | None = None, labels_B: Tensor | None = None
     ) -> Tensor:
-        """B values."""
+        """Return B values."""
         factors = factors_BW.split(self.widths, dim=1) if factors_BW is not None else None
         x = x_BCSS
         for index, block in enumerate(self.blocks):
@@ -255,32 +273,27 @@ class DownBlock(nn.Module):
         self.norm = BatchNorm2d(outputs, eps=spec.batchnorm_eps) if norm else None
 
     def forward(self, x: Tensor, factors_BC: Tensor | None) -> Tensor:
-        """Half as large."""
+        """Return the maps, half as large."""
         x = activate(self.conv(x), self.activation)
         if factors_BC is not None:
             x = scale_channels(x, factors_BC)
         return self.norm(x) if self.norm is not None else x
 
 
-class ResnetGenerator(Generator):
+class ResnetGenerator(MapGenerator):
     """Residual blocks from a small map to the picture, doublings as in the convolutional pair."""
 
     def __init__(self, spec: ResnetNetworks, shape: PictureShape, num_labels: int) -> None:
         super().__init__()
-        self.latent = spec.latent
-        self.activation = spec.activation
-        self.width = spec.generator_width
         doublings = _doublings(shape)
-        self.start = shape.size >> doublings
-        self.linear = nn.Linear(self.condition(num_labels), self.width * self.start**2)
+        self.begin(spec, shape.size >> doublings, num_labels)
         self.blocks = nn.ModuleList(UpResidual(spec) for _ in range(doublings))
         self.norm = BatchNorm2d(self.width, eps=1e-5)
         self.out = LastConv(self.width, shape.channels)
 
     def forward(self, z_BZ: Tensor, labels_B: Tensor | None = None) -> Tensor:
-        """B×C×S×S pictures, channels last in memory."""
-        x = self.linear(self.inputs(z_BZ, labels_B)).view(-1, self.width, self.start, self.start)
-        x = x.contiguous(memory_format=torch.channels_last)
+        """Draw B×C×S×S pictures, channels last in memory."""
+        x = self.as_map(self.linear(self.inputs(z_BZ, labels_B)))
         for block in self.blocks:
             x = block(x)
         return tanh_(self.out(activate(self.norm(x), self.activation)))
@@ -298,7 +311,7 @@ class UpResidual(nn.Module):
         self.conv = Conv(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Twice as large."""
+        """Return the maps, twice as large."""
         y: Tensor = self.up(activate(self.norms[0](x), self.activation))
         y = self.conv(activate(self.norms[1](y), self.activation))
         y += F.interpolate(x, scale_factor=2, mode="nearest")
@@ -324,7 +337,7 @@ class ResnetDiscriminator(Discriminator):
     def forward(
         self, x_BCSS: Tensor, factors_BW: Tensor | None = None, labels_B: Tensor | None = None
     ) -> Tensor:
-        """B values."""
+        """Return B values."""
         x = x_BCSS
         for block in self.blocks:
             x = block(x)
@@ -345,7 +358,7 @@ class DownResidual(nn.Module):
         self.skip = Conv(inputs, outputs, kernel=1, spectral=spectral)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Half as large."""
+        """Return the maps, half as large."""
         # A picture's own values are no features yet: the first block does not bend them.
         y: Tensor = x if self.first else activate(x.clone(), self.activation)
         y = self.pool(activate(self.conv(y), self.activation))
@@ -354,18 +367,14 @@ class DownResidual(nn.Module):
         return y
 
 
-class PyramidGenerator(Generator):
+class PyramidGenerator(MapGenerator):
     """From the smallest map up, half the channels and twice the side with each block."""
 
     def __init__(self, spec: PyramidNetworks, shape: PictureShape, num_labels: int) -> None:
         super().__init__()
-        self.latent = spec.latent
-        self.activation = spec.activation
-        self.width = spec.generator_width
-        self.start, doublings = _smallest(shape.size)
+        start, doublings = _smallest(shape.size)
         # Rows of deviation 1 beside the latent drown it: a label gave one picture at first.
-        inputs = self.condition(num_labels, deviation=0.1)
-        self.linear = nn.Linear(inputs, self.width * self.start**2)
+        self.begin(spec, start, num_labels, deviation=0.1)
         self.norm = BatchNorm2d(self.width, eps=1e-5)
         least = min(self.width, spec.least_width)
         widths = [max(least, self.width >> k) for k in range(doublings + 1)]
@@ -376,9 +385,8 @@ class PyramidGenerator(Generator):
         self.out = LastConv(widths[-1], shape.channels)
 
     def forward(self, z_BZ: Tensor, labels_B: Tensor | None = None) -> Tensor:
-        """B×C×S×S pictures, channels last in memory."""
-        x = self.linear(self.inputs(z_BZ, labels_B)).view(-1, self.width, self.start, self.start)
-        x = x.contiguous(memory_format=torch.channels_last)
+        """Draw B×C×S×S pictures, channels last in memory."""
+        x = self.as_map(self.linear(self.inputs(z_BZ, labels_B)))
         x = activate(self.norm(x), self.activation)
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = activate(norm(conv(x)), self.activation)
@@ -386,7 +394,7 @@ class PyramidGenerator(Generator):
 
 
 def _smallest(side: int) -> tuple[int, int]:
-    """The side that a picture's can be halved to, 4 or a little more, and how often."""
+    """Return the side that a picture's can be halved to, 4 or a little more, and how often."""
     halvings = 0
     while side % 2 == 0 and side >= 8:
         side, halvings = side // 2, halvings + 1
@@ -412,7 +420,7 @@ class PyramidDiscriminator(Discriminator):
     def forward(
         self, x_BCSS: Tensor, factors_BW: Tensor | None = None, labels_B: Tensor | None = None
     ) -> Tensor:
-        """B values."""
+        """Return B values."""
         x = x_BCSS
         for conv in self.convs:
             x = activate(conv(x), Activation.LEAKY_RELU)
@@ -430,13 +438,13 @@ class MlpGenerator(Generator):
         self.body = Perceptron([self.condition(num_labels), hidden, hidden, pixels], spec)
 
     def forward(self, z_BZ: Tensor, labels_B: Tensor | None = None) -> Tensor:
-        """B×C×S×S pictures."""
+        """Draw B×C×S×S pictures."""
         x = tanh_(self.body(self.inputs(z_BZ, labels_B)))
         return x.view(-1, self.shape.channels, self.shape.size, self.shape.size)
 
     @cached_property
     def chain(self) -> ManualMLP | None:
-        """Without labels."""
+        """Its passes written out; None where it is told labels."""
         if self.embed is not None:
             return None
         layers = self.body.dense()
@@ -445,7 +453,7 @@ class MlpGenerator(Generator):
 
 
 class MlpDiscriminator(Discriminator):
-    """Table I of the cellular paper."""
+    """Table I of the cellular paper: two hidden layers and a value."""
 
     def __init__(
         self, spec: MlpNetworks, shape: PictureShape, num_labels: int, *, spectral: bool
@@ -459,13 +467,13 @@ class MlpDiscriminator(Discriminator):
     def forward(
         self, x_BCSS: Tensor, factors_BW: Tensor | None = None, labels_B: Tensor | None = None
     ) -> Tensor:
-        """B values."""
+        """Return B values."""
         features_BW = activate(self.body(x_BCSS.flatten(1)), self.activation)
         return self.judge(features_BW, labels_B)
 
     @cached_property
     def chain(self) -> ManualMLP | None:
-        """Without labels, without spectral norms."""
+        """Its passes written out; None where it is told labels or has spectral norms."""
         if self.embed is not None:
             return None
         hidden = self.body.dense()
@@ -484,11 +492,11 @@ class Perceptron(nn.Module):
         )
 
     def dense(self) -> list[Dense]:
-        """The layers."""
+        """Return the layers, by their type."""
         return [layer for layer in self.layers if isinstance(layer, Dense)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the last layer gives."""
+        """Return what the last layer gives."""
         *hidden, last = self.layers
         for layer in hidden:
             x = activate(layer(x), self.activation)
@@ -497,7 +505,7 @@ class Perceptron(nn.Module):
 
 
 def with_label(tensors: Mapping[str, Tensor], label: int) -> dict[str, Tensor]:
-    """A conditional generator's tensors with one label built in: an ordinary generator's.
+    """Return a conditional generator's tensors with one label built in: an ordinary generator's.
 
     The label's row meets the first layer as a constant, so it is a part of that layer's bias.
     """
@@ -513,7 +521,7 @@ def with_label(tensors: Mapping[str, Tensor], label: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def initialise(network: nn.Module, rng: np.random.Generator) -> None:
-    """Fill every parameter and buffer: torch's own default distributions, from our stream."""
+    """Fill every parameter and buffer, by torch's own default distributions, from a stream."""
     for module in network.modules():
         if isinstance(module, BatchNorm2d):
             module.weight.fill_(1)
@@ -532,5 +540,5 @@ def initialise(network: nn.Module, rng: np.random.Generator) -> None:
         if isinstance(module, SpectralLayer) and module.u is not None:
             drawn = rng.standard_normal(len(module.u), dtype=np.float32)
             module.u.copy_(torch.from_numpy(drawn / np.linalg.norm(drawn)))
-            for _ in range(_SHARPENINGS):
+            for _ in range(_POWER_ITERATIONS):
                 module.power_iteration_()

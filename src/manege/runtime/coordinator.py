@@ -632,7 +632,7 @@ class Coordinator:
 
     def _combine(self, worker: WorkerRecord) -> None:
         worker.combines, worker.moved_at = True, self._now
-        self._send(worker, messages.Combine(tuple(sorted(self._failed()))))
+        self._send(worker, messages.Combine())
 
     def _failed(self) -> dict[str, str]:
         return {

@@ -289,9 +289,7 @@ class CellFrozen:
 
 @_message("combine")
 class Combine:
-    """Write the combined model, without the cells that failed."""
-
-    failed: tuple[str, ...]
+    """Write the combined model."""
 
 
 @_message("noted")

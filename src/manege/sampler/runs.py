@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import numpy as np
 import safetensors.numpy
 import torch
 
-from manege.config import ALL, MethodName, RunConfig, partition, stored
+from manege.config import RunConfig, stored
 from manege.errors import CheckpointError
 from manege.labels import LABEL, is_label, shown
+from manege.methods import ModelPart, method_of
 from manege.models import PictureShape, build_generator, named_tensors, with_label
 from manege.rundir import Checkpoint, RunDir
 from manege.sampler.model import Component, Model
@@ -34,28 +37,33 @@ def open_model(path: Path) -> Model:
 
 
 def of_run(rundir: RunDir) -> Model:
-    """The model of a run as it stands: the last commit of every cell that did not fail."""
+    """The model of a run as it stands: the last commit of every cell that it needs."""
     config = run_config(rundir)
-    if config.method is MethodName.CELLULAR:
-        return _of_grid(rundir, config)
+    identity = config.identity()
     counts = {label: int(known["train"]) for label, known in run_data(rundir)["classes"].items()}
-    states = run_cells(rundir)
+    choice = rundir.status().get("mixture")
+    parts = method_of(config).components(config, counts, choice, _commits(rundir, identity))
+    if not parts:
+        raise CheckpointError(
+            f"{rundir.path}: no cell has ended a round yet; continue it: "
+            f"manege resume {rundir.path}"
+        )
+    failed = {} if all(part.required for part in parts) else _failed(rundir)
+    drawing = Counter(part.label for part in parts)
     components: list[Component] = []
     missing: dict[str, str] = {}
-    for cell, labels in partition(config, tuple(counts)).items():
-        drawn = (ALL,) if config.method is MethodName.SINGLE else labels
-        found = None
-        if states.get(cell, {}).get("state") == "failed":
-            missing |= dict.fromkeys(drawn, f"failed: {states[cell]['reason']}")
-        elif (found := rundir.load(cell, identity=config.identity())) is None:
-            missing |= dict.fromkeys(drawn, "not trained yet")
-        if found is None:
-            continue
-        weights = {ALL: sum(counts.values()), **counts}
-        components += [
-            _component(rundir, config, _Place(cell, label, labels), found, float(weights[label]))
-            for label in drawn
-        ]
+    for cell, own in groupby(parts, key=lambda part: part.cell):
+        if not is_label(cell):
+            raise CheckpointError(f"{rundir.path}: cell {shown(cell)}, expected {LABEL}; damaged")
+        found = None if cell in failed else rundir.load(cell, identity=identity)
+        for part in own:
+            if found is not None:
+                mixed = drawing[part.label] > 1
+                components.append(_component(rundir, config, part, found, mixed=mixed))
+            elif part.required:
+                raise CheckpointError(f"{rundir.path}: the checkpoints of cell {cell!r} are gone")
+            else:
+                missing[part.label] = failed.get(cell, "not trained yet")
     if not components:
         raise CheckpointError(
             f"{rundir.path}: no class has a commit yet; continue it: manege resume {rundir.path}"
@@ -63,158 +71,74 @@ def of_run(rundir: RunDir) -> Model:
     return Model(_shape(config), tuple(components), missing)
 
 
-def _of_grid(rundir: RunDir, config: RunConfig) -> Model:
-    """The best mixture of a grid: the final one, else the best so far of any cell."""
-    final = rundir.status().get("mixture")
-    weights: dict[str, float]
-    if final is not None:
-        weights, scored = dict(final["weights"]), dict(final["scores"][final["cell"]])
-    else:
-        weights, scored = _best_so_far(rundir, config)
-    counts = {label: int(known["train"]) for label, known in run_data(rundir)["classes"].items()}
-    components = []
-    for cell, weight in weights.items():
-        if not is_label(cell):
-            raise CheckpointError(f"{rundir.path}: cell {shown(cell)}, expected {LABEL}; damaged")
-        found = rundir.load(cell, identity=config.identity())
-        if found is None:
-            raise CheckpointError(f"{rundir.path}: the checkpoints of cell {cell!r} are gone")
-        place = _Place(cell, ALL, tuple(counts))
-        trained = _training_of(config) | {"rounds": found.round_, "weights": "raw"}
-        trained["score"] = {"metric": _mixture_metric(config), **scored}
-        sha256 = hashlib.sha256(_generator_file(config, place, found)).hexdigest()
-        components.append(
-            Component(
-                label=ALL,
-                weight=weight * sum(counts.values()),
-                networks=config.networks,
-                trained=trained,
-                sha256=sha256,
-                read=partial(_read_again, rundir, place, config, sha256),
-                cell=cell if len(weights) > 1 else None,
-            )
-        )
-    return Model(_shape(config), tuple(components), {})
-
-
-def _best_so_far(
-    rundir: RunDir, config: RunConfig
-) -> tuple[dict[str, float], dict[str, float | None]]:
-    """The weights of the cell whose mixture scores best by its last commit, and that score."""
-    best: tuple[float, dict[str, float]] | None = None
+def _commits(rundir: RunDir, identity: str) -> Iterator[tuple[str, Checkpoint]]:
+    """Yield every cell that has commits, with its last one."""
     for cell in rundir.cells():
-        found = rundir.load(cell, identity=config.identity())
-        if found is None or found.meta["score"] is None:
-            continue
-        score = float(found.meta["score"])
-        weights = {str(one): float(weight) for one, weight in found.meta["mixture"].items()}
-        if best is None or score < best[0]:
-            best = score, {one: weight for one, weight in weights.items() if weight > 0}
-    if best is None:
-        raise CheckpointError(
-            f"{rundir.path}: no cell has ended a round yet; continue it: "
-            f"manege resume {rundir.path}"
-        )
-    return best[1], {"value": best[0], "low": None, "high": None}
+        found = rundir.load(cell, identity=identity)
+        if found is not None:
+            yield cell, found
 
 
-def _mixture_metric(config: RunConfig) -> str:
-    assert config.cellular is not None
-    return config.cellular.mixture.metric
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a label's generator is to be found."""
-
-    cell: str
-    label: str
-    labels: tuple[str, ...]
-    """All that the cell was trained on, in the order a conditional pair numbers them by."""
+def _failed(rundir: RunDir) -> dict[str, str]:
+    """Return the cells of a run that failed, each with its reason."""
+    return {
+        cell: f"failed: {known['reason']}"
+        for cell, known in run_cells(rundir).items()
+        if known.get("state") == "failed"
+    }
 
 
 def _component(
-    rundir: RunDir, config: RunConfig, place: _Place, found: Checkpoint, weight: float
+    rundir: RunDir, config: RunConfig, part: ModelPart, found: Checkpoint, *, mixed: bool
 ) -> Component:
-    best = best_of(found)
-    trained = _training_of(config) | {
-        "rounds": found.round_ if best is None else best["round"],
-        "weights": _last_weights(found) if best is None else best["weights"],
-        "score": None if best is None else {"metric": config.score.metric.value, **best},
-    }
-    sha256 = hashlib.sha256(_generator_file(config, place, found)).hexdigest()
+    """Return a part of the model; `mixed` says whether others draw its label too."""
+    trained = method_of(config).trained(config, part, found)
+    sha256 = hashlib.sha256(_generator_file(config, part, trained.record)).hexdigest()
     return Component(
-        label=place.label,
-        weight=weight,
+        label=part.label,
+        weight=part.weight,
         networks=config.networks,
-        trained=trained,
+        trained={
+            "method": config.method.value,
+            "seed": config.seed,
+            "preset": config.preset,
+            "loss": config.training.loss.value,
+            "constraint": config.training.constraint.kind,
+            "rounds": trained.rounds,
+            "weights": trained.weights,
+            "score": trained.score,
+        },
         sha256=sha256,
-        read=partial(_read_again, rundir, place, config, sha256),
+        read=partial(_read_again, rundir, part, config, sha256),
+        cell=part.cell if mixed else None,
     )
 
 
-def _training_of(config: RunConfig) -> dict[str, Any]:
-    return {
-        "method": config.method.value,
-        "seed": config.seed,
-        "preset": config.preset,
-        "loss": config.training.loss.value,
-        "constraint": config.training.constraint.kind,
-    }
-
-
-def _read_again(rundir: RunDir, place: _Place, config: RunConfig, sha256: str) -> bytes:
-    """A label's generator; not kept in memory, for there may be a thousand."""
-    found = rundir.load(place.cell, identity=config.identity())
+def _read_again(rundir: RunDir, part: ModelPart, config: RunConfig, sha256: str) -> bytes:
+    """A part's generator; not kept in memory, for there may be a thousand."""
+    found = rundir.load(part.cell, identity=config.identity())
     if found is None:
-        raise CheckpointError(f"{rundir.path}: the checkpoints of cell {place.cell!r} are gone")
-    content = _generator_file(config, place, found)
+        raise CheckpointError(f"{rundir.path}: the checkpoints of cell {part.cell!r} are gone")
+    record = method_of(config).trained(config, part, found).record
+    content = _generator_file(config, part, record)
     if hashlib.sha256(content).hexdigest() != sha256:
         # What is drawn would bear the name of other weights.
         raise CheckpointError(
-            f"{rundir.path}: cell {place.cell!r} has another commit now than at first, expected a "
+            f"{rundir.path}: cell {part.cell!r} has another commit now than at first, expected a "
             "run that rests; wait for its end, or try again"
         )
     return content
 
 
-def _generator_file(config: RunConfig, place: _Place, found: Checkpoint) -> bytes:
-    """The generator of a commit as a safetensors file; of a conditional one, for one label."""
-    conditional = config.method is MethodName.CONDITIONAL
-    network = build_generator(
-        config.networks, _shape(config), len(place.labels) if conditional else 0
-    )
-    record = _body(found) if config.method is not MethodName.CELLULAR else _centre(found)
+def _generator_file(config: RunConfig, part: ModelPart, record: np.ndarray) -> bytes:
+    """A generator's record as a safetensors file; of a conditional one, for one label."""
+    network = build_generator(config.networks, _shape(config), len(part.labels))
     tensors = named_tensors(network, record)
-    if conditional:
+    if part.labels:
         own = {name: torch.from_numpy(array) for name, array in tensors.items()}
-        baked = with_label(own, place.labels.index(place.label))
+        baked = with_label(own, part.labels.index(part.label))
         tensors = {name: tensor.numpy() for name, tensor in baked.items()}
     return bytes(safetensors.numpy.save(tensors))
-
-
-def best_of(found: Checkpoint) -> dict[str, Any] | None:
-    """The best score there was up to a commit: round, weights, value, low, high; None without."""
-    told = [one for one in (found.meta["best"], found.meta["final"]) if one is not None]
-    return min(told, key=lambda one: one["value"]) if told else None
-
-
-def _body(found: Checkpoint) -> np.ndarray:
-    """The weights to draw with: those that scored best, else the average, else the last."""
-    best = best_of(found)
-    if best is not None and best == found.meta["best"]:
-        return found.tensors["best"]
-    which = _last_weights(found) if best is None else best["weights"]
-    return found.tensors["ema" if which == "ema" else "generator"]
-
-
-def _centre(found: Checkpoint) -> np.ndarray:
-    """The generator a grid cell last published."""
-    return found.tensors[f"generator {found.meta['centre'][1]}"]
-
-
-def _last_weights(found: Checkpoint) -> str:
-    return "ema" if "ema" in found.tensors else "raw"
 
 
 def _shape(config: RunConfig) -> PictureShape:

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from manege.config import FeatureCritic, RunConfig, ScoreMetric, partition
-from manege.config import MethodName as MethodName
 from manege.data import Dataset, Split, set_of
 from manege.device import Devices
 from manege.errors import ConfigError
-from manege.methods import Cellular, Independent, Method
-from manege.methods.method import Timer
+from manege.methods import Method, Timer, method_of
 from manege.metrics import (
     LITE0,
     ClassScorer,
@@ -30,6 +28,7 @@ from manege.metrics.controls import check as check_space
 from manege.models import FrozenFeatures, PictureShape
 from manege.rundir import RunDir
 from manege.runtime.messages import Task
+from manege.topology import connected
 from manege.trainer.host import Phases, TrainingSetup
 
 MOST_REFERENCES, MOST_SEEN_BY_LITE0 = 10_000, 2_000
@@ -40,24 +39,46 @@ FEWEST_CHECKED, MOST_CHECKED = 32, 128
 an evaluation, which looks at all cells together, tells it."""
 
 
+class RunScorers:
+    """What a run's method is scored by, made from its configuration when it asks."""
+
+    def __init__(self, config: RunConfig, dataset: Dataset, space: Space | None) -> None:
+        self._config, self._dataset, self._space = config, dataset, space
+
+    def for_cells(self) -> ClassScorer | None:
+        """Return what scores one cell's pictures; None when the run keeps no score."""
+        config = self._config
+        if self._space is None or config.score.metric is ScoreMetric.NONE:
+            return None
+        parts = partition(config, self._dataset.labels)
+        return ClassScorer(config.score, self._space, self._dataset, parts)
+
+    def for_mixtures(self) -> FrechetMixture | InceptionMixture:
+        """Return what scores mixtures of several cells' generators."""
+        space = self._space
+        assert space is not None
+        assert self._config.cellular is not None
+        if self._config.cellular.mixture.metric == "is":
+            return InceptionMixture(space)
+        most = MOST_SEEN_BY_LITE0 if space.kind == LITE0 else MOST_REFERENCES
+        reference = set_of(self._dataset, Split.TRAIN, most, self._dataset.labels)
+        return FrechetMixture(space, space.features_of(reference))
+
+
 def bind(
     config: RunConfig, dataset: Dataset, on: Devices, timer: Timer, space: Space | None
 ) -> Method[Any]:
-    """The method, ready to train; `space` is there when the configuration scores anything."""
+    """Return the method, ready to train; `space` is there when the run is scored at all."""
     gauge = gauge_of(config, dataset, space)
     features = features_of(config, PictureShape(dataset.size, dataset.channels))
-    if config.method is MethodName.CELLULAR:
-        assert space is not None
-        mixtures = mixture_scorer(config, dataset, space)
-        return Cellular(config, dataset, on, timer, mixtures, gauge, features)
-    scorer = None if space is None else class_scorer(config, dataset, space)
-    return Independent(config, dataset, on, timer, scorer, gauge, features)
+    scorers = RunScorers(config, dataset, space)
+    return method_of(config).build(config, dataset, on, timer, scorers, gauge, features)
 
 
 def features_of(config: RunConfig, shape: PictureShape) -> FrozenFeatures | None:
-    """What the run's critics see of pictures; None where they see pixels.
+    """Return what the run's critics see of pictures; None where they see pixels.
 
-    ConfigError when the weights are not those that the run began with.
+    Raise ConfigError when the weights are not those that the run began with.
     """
     critic = config.critic
     if not isinstance(critic, FeatureCritic):
@@ -74,7 +95,7 @@ def features_of(config: RunConfig, shape: PictureShape) -> FrozenFeatures | None
 
 
 def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Devices) -> TrainingSetup:
-    """A run's method on these devices, in the feature space that its directory holds."""
+    """Bind a run's method to these devices and to the feature space that its directory holds."""
     folder = rundir.path / "scorer"
     space = load_space(folder, config.feature_weights) if config.scored else None
     phases = Phases()
@@ -87,7 +108,10 @@ def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Device
 def early_check(
     config: RunConfig, dataset: Dataset, space: Space
 ) -> Callable[[str, np.ndarray], str | None]:
-    """From a cell and what its generator drew early to why the run's scores are blind, or None."""
+    """Return what tells from an early generator's pictures whether the run's scores are blind.
+
+    It is given a cell and the pictures, and returns why they are, or None.
+    """
     parts = partition(config, dataset.labels)
 
     def check(cell: str, drawn: np.ndarray) -> str | None:
@@ -102,17 +126,17 @@ def early_check(
 
 
 def task_of(bound: TrainingSetup) -> Task:
-    """What there is to do, for the coordinator."""
+    """Return what there is to do, for the coordinator."""
     config, method = bound.config, bound.method
-    cells = method.cells()
+    cells, links = method.cells(), method.links()
     return Task(
         cells=cells,
-        groups=method.groups(),
-        links=method.around(),
+        groups=connected(links),
+        links=links,
         rounds=config.rounds,
         budget_s=config.budget_s,
         wall=config.budget_clock == "wall",
-        synchronous=method.waits(),
+        synchronous=method.synchronous(),
         record={
             "method": config.method.value,
             "preset": config.preset,
@@ -124,33 +148,15 @@ def task_of(bound: TrainingSetup) -> Task:
 
 
 def check_scores(config: RunConfig, dataset: Dataset, space: Space) -> None:
-    """Nothing; ConfigError when the run could not be scored in this space."""
-    if config.score.metric is not ScoreMetric.NONE:
-        class_scorer(config, dataset, space)
+    """Raise ConfigError when the run could not be scored in this space."""
+    RunScorers(config, dataset, space).for_cells()
     if config.cellular is not None and config.cellular.mixture.metric == "is":
-        InceptionMixture(space)
-
-
-def class_scorer(config: RunConfig, dataset: Dataset, space: Space) -> ClassScorer:
-    """Judges one cell's pictures."""
-    return ClassScorer(config.score, space, dataset, partition(config, dataset.labels))
+        InceptionMixture(space)  # The other mixtures' scorer looks at pictures, and takes long.
 
 
 def gauge_of(config: RunConfig, dataset: Dataset, space: Space | None) -> StabilityGauge | None:
-    """Tells collapse and cycling, in the space of the scores where there is one."""
+    """Return what measures collapse and cycling, in the space of the scores where there is one."""
     if config.stability.every_rounds is None:
         return None
     parts = partition(config, dataset.labels)
     return StabilityGauge(config.stability, space or space_without_scores(dataset), dataset, parts)
-
-
-def mixture_scorer(
-    config: RunConfig, dataset: Dataset, space: Space
-) -> FrechetMixture | InceptionMixture:
-    """Judges mixtures of a neighbourhood's generators."""
-    assert config.cellular is not None
-    if config.cellular.mixture.metric == "is":
-        return InceptionMixture(space)
-    most = MOST_SEEN_BY_LITE0 if space.kind == LITE0 else MOST_REFERENCES
-    reference = set_of(dataset, Split.TRAIN, most, dataset.labels)
-    return FrechetMixture(space, space.features_of(reference))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from manege import pictures
-from manege.cell import GridState, Judgement
+from manege.cell import Judgement
 from manege.config import RunConfig
 from manege.errors import CheckpointError
 from manege.methods import Method, State, Step
@@ -29,7 +29,7 @@ class CellFailed(Exception):
 
 
 def check_scorer(cell: str, meta: Mapping[str, Any], space: str | None) -> None:
-    """Nothing; CheckpointError when a commit was scored in another space than the run now has."""
+    """Raise CheckpointError when a commit was scored in another space than the run now has."""
     if meta["space"] != space:
         raise CheckpointError(
             f"class {cell!r}: scored with the feature network {meta['space']}, scorer/ holds "
@@ -117,7 +117,7 @@ class CellRun:
 
     def tell_score(self, emit: Emit, judgement: Judgement) -> None:
         """Tell what the generator is worth, and the best so far."""
-        best = self.state.best.told if self.state.best else None
+        best = self.state.best.score if self.state.best else None
         if self._final is not None and (best is None or self._final["value"] < best["value"]):
             best = self._final
         emit(
@@ -190,8 +190,7 @@ class CellRun:
     def draw_sheet(self) -> tuple[str, bytes] | None:
         """A sheet at the cell's fixed latents, and its place; None when it was drawn already."""
         round_ = self.state.round_
-        # In the middle of a round a grid still shows the centre it published.
-        step = 0 if isinstance(self.state, GridState) else self.state.step
+        step = self.state.sheet_step
         if (round_, step) == self._sheet_place:
             return None
         self._sheet_place = (round_, step)

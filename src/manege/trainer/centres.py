@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from manege.cell import Centre, GridState
+from manege.cell import Centre, published
 from manege.errors import CheckpointError
 from manege.methods import Method, Step
 from manege.runtime.slots import CentreSlot, lengths_of
@@ -48,22 +48,16 @@ class Hosted:
 
     def open_slot(self) -> int:
         """Make a slot that shows the cell's last two centres to other hosts; its open file."""
-        state = self._grid_state()
-        self.slot = CentreSlot.create(lengths_of(_arrays(state.centre)))
-        for centre in (state.previous, state.centre):
-            if centre is not None:
-                self.slot.write(centre.round_, _arrays(centre))
+        centres = self.run.state.centres()
+        self.slot = CentreSlot.create(lengths_of(_arrays(centres[-1])))
+        for centre in centres:
+            self.slot.write(centre.round_, _arrays(centre))
         return self.slot.fileno()
 
     def show_centre(self) -> None:
         """Show the round's; nobody reads the one it replaces: see `Centres.are_there_for`."""
         if self.slot is not None:
-            self.slot.write(self.round_, _arrays(self._grid_state().centre))
-
-    def _grid_state(self) -> GridState:
-        state = self.run.state
-        assert isinstance(state, GridState)
-        return state
+            self.slot.write(self.round_, _arrays(self.run.state.centres()[-1]))
 
 
 @dataclass
@@ -95,9 +89,10 @@ class Centres:
         if known.slot is not None:
             known.slot.close()  # A round that reads it may still do so.
             known.slot = None
-        mine = next((one.run.state for one in self._here.values()), None)
-        if isinstance(mine, GridState):  # Else nobody is left here to look at it.
-            known.slot = CentreSlot.attach(file, lengths_of(_arrays(mine.centre)))
+        # Every cell's centre has the lengths of any other's.
+        mine = next((one.run.state.centres() for one in self._here.values()), ())
+        if mine:  # Else nobody is left here to look at it.
+            known.slot = CentreSlot.attach(file, lengths_of(_arrays(mine[-1])))
         os.close(file)
 
     def known(self, cell: str) -> Elsewhere:
@@ -107,7 +102,7 @@ class Centres:
     def are_there_for(self, hosted: Hosted) -> bool:
         """Whether the cell's neighbours have shown what its next round needs."""
         neighbours = self._method.neighbours(hosted.run.cell, hosted.round_ + 1)
-        if not self._method.waits():
+        if not self._method.synchronous():
             return all(self._has_shown(cell, 0) for cell in neighbours)
         if hosted.round_ > 0:
             # Those of the last round too: they may be reading the centre before the last, which
@@ -118,12 +113,14 @@ class Centres:
     def inbox(self, hosted: Hosted) -> dict[str, Centre]:
         """The neighbours' centres of the round before; of a frozen one the last there is."""
         round_ = hosted.round_
-        if not self._method.waits():
+        if not self._method.synchronous():
             return self._newest(hosted)
         inbox = {}
         for cell in self._method.neighbours(hosted.run.cell, round_ + 1):
             here = self._here.get(cell)
-            centre = here.run.state.published(round_) if here else self._shown(cell, round_)
+            centre = (
+                published(here.run.state.centres(), round_) if here else self._shown(cell, round_)
+            )
             if centre is None or centre.round_ > round_:
                 # Only when its newest commit was damaged, and the one before it was taken.
                 raise CheckpointError(
@@ -147,7 +144,7 @@ class Centres:
         for cell in self._method.neighbours(hosted.run.cell, hosted.round_ + 1):
             here = self._here.get(cell)
             if here is not None:
-                inbox[cell] = here.run.state.published(here.round_)
+                inbox[cell] = here.run.state.centres()[-1]
             else:
                 slot = self.elsewhere[cell].slot
                 assert slot is not None

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from manege import pictures, sampler
-from manege.cell import GridState
 from manege.config import RunConfig
 from manege.failpoints import failpoint
-from manege.methods import Cellular, Method, Step
+from manege.methods import Method, State, Step
 from manege.rundir import RunDir
 from manege.runtime import messages
 from manege.trainer.cell_run import CellFailed, CellRun
@@ -128,8 +127,8 @@ class Host:
                 self._centres.known(cell).round_ = round_
             case messages.CellFrozen(cell):
                 self._centres.known(cell).frozen = True
-            case messages.Combine(failed):
-                self._combine(set(failed))
+            case messages.Combine():
+                self._combine()
             case messages.Noted():
                 self._write_model()
             case messages.Asked("pause"):
@@ -468,29 +467,24 @@ class Host:
 
     # The end.
 
-    def _combine(self, failed: set[str]) -> None:
-        """Choose the best mixture of a grid, from the commits of all cells; then the model."""
-        method = self._method
-        if not isinstance(method, Cellular):
+    def _combine(self) -> None:
+        """Let the method choose from the commits of all cells what draws; then write the model."""
+        cells = self._method.cells()
+        choice = self._method.combine((cell, self._restored(cell)) for cell in cells)
+        if choice is None:
             self._write_model()
             return
-        states: dict[str, GridState] = {}
-        for cell in method.cells():
-            found = self._rundir.load(cell, identity=self._identity)
-            states[cell] = method.init(cell)
-            if found is not None:
-                states[cell].restore(found.tensors, found.meta)
-        chosen = method.reduce(states)
-        told = {
-            "cell": chosen.cell,
-            "weights": dict(chosen.weights),
-            "scores": {
-                cell: {"value": score.value, "low": score.low, "high": score.high}
-                for cell, score in chosen.scores.items()
-            },
-        }
-        self._event("mixture", space=self._space, **told)
-        self._tell(messages.MixtureChosen(told))
+        record = choice.to_json()
+        self._event("mixture", space=self._space, **record)
+        self._tell(messages.MixtureChosen(record))
+
+    def _restored(self, cell: str) -> State:
+        """Return a cell's state as it was last committed, else as it begins."""
+        found = self._rundir.load(cell, identity=self._identity)
+        state: State = self._method.init(cell)
+        if found is not None:
+            state.restore(found.tensors, found.meta)
+        return state
 
     def _write_model(self) -> None:
         """The combined sampler of all cells that did not fail, and its sheet."""

@@ -20,7 +20,6 @@ from manege import device, machine, pictures
 from manege.config import (
     DcganNetworks,
     FeatureCritic,
-    MethodName,
     RunConfig,
     amended,
     partition,
@@ -32,6 +31,7 @@ from manege.errors import CheckpointError, ConfigError, DataError, ManegeError
 from manege.failpoints import failpoint
 from manege.files import below, user_path
 from manege.labels import namesakes
+from manege.methods import method_of
 from manege.metrics import (
     Space,
     Telling,
@@ -176,8 +176,7 @@ def _check_folders(config: RunConfig, dataset: Dataset) -> None:
 
 def real_sheet(config: RunConfig, dataset: Dataset) -> bytes:
     """Training pictures laid out as samples/model.png will be, to be looked at beside it."""
-    unlabelled = config.method in (MethodName.SINGLE, MethodName.CELLULAR)
-    if dataset.channels == 2 or unlabelled:
+    if dataset.channels == 2 or not method_of(config).draws_labels(config):
         some = set_of(dataset, Split.TRAIN, limit=_REAL_POINTS if dataset.channels == 2 else 64)
         order = stream(config.seed, cell="", purpose="real sheet").permutation(len(some))
         shown, rows = some.pictures[order], "all"

@@ -224,7 +224,7 @@ class _Server:
         device.place(config.device, 0, self._gpus)  # Refuse before anything is loaded.
         # On the CPU, whatever the trainers use: this process must not start CUDA.
         bound = bound_method(config, open_dataset(config.data), rundir, device.CPU)
-        bound.method.warm()
+        bound.method.preload()
         self._bound, self._rundir, self._bound_to = bound, rundir, message
 
     def _fork(self, number: int, seat: int, file: int) -> None:
@@ -292,7 +292,7 @@ def _seated(bound: TrainingSetup, seat: int, gpus: int) -> TrainingSetup:
     if on == device.CPU and "+" not in name:
         return bound
     device.enter(on)
-    return bound._replace(method=bound.method.moved(on))
+    return bound._replace(method=bound.method.to(on))
 
 
 def _train(bound: TrainingSetup, rundir: RunDir, number: int, channel: Channel) -> int:

@@ -166,7 +166,7 @@ def test_the_best_is_a_copy_that_later_training_does_not_change():
     _move(state, 3)
     state.average(0.9)
     assert np.array_equal(state.best.body, average)
-    assert state.best.told == {
+    assert state.best.score == {
         "round": 2,
         "weights": "ema",
         "value": 1.0,
@@ -182,7 +182,7 @@ def test_the_best_is_not_replaced_by_what_is_no_better(worse):
     state.keep_if_better(_judgement(1.0))
     _move(state, 2)
     state.keep_if_better(_judgement(worse, round_=2))
-    assert state.best.told["round"] == 1
+    assert state.best.score["round"] == 1
     assert np.array_equal(state.best.body, body)
 
 
@@ -191,7 +191,7 @@ def test_the_best_is_replaced_by_anything_better():
     for round_, value in enumerate([0.5, 0.4999, -0.01, -0.02], start=1):
         body = _move(state, round_).astype(np.float32)
         state.keep_if_better(_judgement(value, round_=round_))
-        assert state.best.told["round"] == round_
+        assert state.best.score["round"] == round_
         assert np.array_equal(state.best.body, body)
 
 
@@ -223,7 +223,7 @@ def test_a_state_with_average_and_best_survives_being_taken_apart(kind):
         one.keep_if_better(_judgement(0.5, 0.4, round_=5))
     assert torch.equal(state.ema, restored.ema)
     assert np.array_equal(state.best.body, restored.best.body)
-    assert state.best.told == restored.best.told
+    assert state.best.score == restored.best.score
 
 
 def test_a_state_without_a_best_says_so():

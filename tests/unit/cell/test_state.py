@@ -140,7 +140,7 @@ def test_the_round_begun_again_draws_other_numbers_and_ends_elsewhere(sets, labe
     again = _begun(sets, labels)
     again.attempt = 1
     _train(again, sets, labels, 3)
-    state.good = None
+    state.snapshot = None
     assert _bits(state) == _bits(again)  # The first attempt has left no trace.
 
 
@@ -152,7 +152,7 @@ def test_a_round_that_has_ended_is_not_begun_again():
     state.attempt = 1
     state.end_round(2.5)
     assert (state.round_, state.step, state.attempt, state.widest) == (3, 0, 0, 3.0)
-    assert state.good is None
+    assert state.snapshot is None
     assert state.loss_sums.tolist() == [0, 0]
     state.end_round(4.0)
     assert state.widest == 4.0
@@ -186,8 +186,8 @@ def test_a_state_put_together_again_is_the_same_and_goes_on_the_same(sets, label
     other = _put_together(state, sets, labels)
     assert other.counters() == state.counters()
     assert _bits(other) == _bits(state)
-    assert other.best.told == state.best.told
-    assert (other.good is not None) == (steps > 0)  # At its beginning a round needs no copy.
+    assert other.best.score == state.best.score
+    assert (other.snapshot is not None) == (steps > 0)  # At its beginning a round needs no copy.
     for one in (state, other):
         one.remember()
         _train(one, sets, labels, 2)

@@ -26,7 +26,6 @@ VALUES = {
     "loaded": LOADED,
     "lengths": (("f", 5), ("i", 2)),
     "what": "pause",
-    "failed": ("3",),
     "files": (7,),
 }
 BY_TYPE = {"str": "x", "int": 7, "float": 2.5, "bool": True, "Mapping[str, Any]": {"a": 1}}
