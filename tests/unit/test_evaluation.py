@@ -307,7 +307,7 @@ def test_every_score_and_the_whole_say_what_they_depend_on(run, train):
 def test_a_frechet_distance_of_few_pictures_is_left_out_refused_or_marked(train):
     options = {"classes": THREE, "features": "random"}
     assert "too few" in manege.evaluate(samples(train), "digits", **options).left_out["fd"]
-    with pytest.raises(ConfigError, match="--metrics fd: 53 reference pictures are too few"):
+    with pytest.raises(ConfigError, match="metrics fd: 53 reference pictures are too few"):
         manege.evaluate(samples(train), "digits", metrics=["fd"], **options)
     marked = manege.evaluate(
         samples(train), "digits", metrics=["fd"], allow_few_samples=True, **options
@@ -331,11 +331,11 @@ def test_a_frechet_distance_of_enough_pictures_is_given_without_a_mark():
         (noise(20, 16, 16, 1), "digits", {}, "16x16x1, but digits has 8x8x1"),
         (noise(3, 8, 8, 1), "digits", {}, "array: 3 .*pictures.*at least 8"),
         (noise(20, 8, 8, 1), noise(3, 8, 8, 1), {}, "array: 3 .*pictures.*at least 8"),
-        (noise(20, 8, 8, 1), None, {}, "give --data"),
-        (noise(20, 8, 8, 1), "digits", {"samples": 21}, "20 pictures, but --samples 21"),
+        (noise(20, 8, 8, 1), None, {}, "give data"),
+        (noise(20, 8, 8, 1), "digits", {"samples": 21}, "20 pictures, but samples 21"),
         (noise(20, 8, 8, 1), "digits", {"samples": 0}, "expected at least 1"),
-        (noise(20, 8, 8, 1), "digits", {"metrics": ["fid"]}, "--metrics fid: not known"),
-        (noise(20, 8, 8, 1), "digits", {"metrics": ["modes"]}, "--metrics modes: only the toys"),
+        (noise(20, 8, 8, 1), "digits", {"metrics": ["fid"]}, "metrics fid: not known"),
+        (noise(20, 8, 8, 1), "digits", {"metrics": ["modes"]}, "metrics modes: only the toys"),
         (noise(20, 8, 8, 1), "digits", {"reference": "test"}, "expected held-out or train"),
         (noise(20, 8, 8, 1), "digits", {"classes": THREE}, "no labels"),
         (noise(20, 8, 8, 1), "digits", {"per_class": True}, "no labels"),
@@ -354,7 +354,7 @@ def test_what_makes_no_sense_is_one_line(subject, data, options, complaint):
 
 def test_a_model_without_one_of_the_classes_is_refused_with_the_way_out(trained):
     model = manege.load_model(trained)
-    with pytest.raises(ConfigError, match="--classes 3,7,8"):
+    with pytest.raises(ConfigError, match="classes 3,7,8"):
         manege.evaluate(model, "digits")
     with pytest.raises(ConfigError, match="no class '7'"):
         manege.evaluate(model.without(["7"]), "digits", classes=THREE)

@@ -22,6 +22,34 @@ def test_no_public_class_name_is_defined_twice() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+COMMAND_LINES = {
+    "report/sections/ledger.py",  # The command that repeats a run.
+    "runtime/sbatch.py",
+    "scaling/runs.py",
+    "scaling/surroundings.py",  # mpiexec's version.
+    "sweep/runs.py",
+}
+"""Files that write command lines for other processes."""
+TYPED_IN_FULL = re.compile(r"`manege [^`]*`|manege model drop [^{]*|pip install [^;,)]*")
+"""What a message quotes for a user to type, flags and all."""
+
+
+def test_no_message_names_a_flag() -> None:
+    """Nor does a docstring: it names the field, of which `cli/` makes the flag."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        place = str(path.relative_to(SOURCE))
+        if place.startswith("cli/") or place in COMMAND_LINES:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = TYPED_IN_FULL.sub("", node.value)
+                # Not CSS's variables, nor the dashes inside of names.
+                if re.search(r"(?<![-\w({;])(--[a-z]|-[no]\b)", text):
+                    found.append(f"{place}:{node.lineno}: {node.value.strip()[:80]!r}")
+    assert found == []
+
+
 def test_no_suite_of_tests_imports_from_another() -> None:
     """What two of them need lies in tests/helpers."""
     found = []

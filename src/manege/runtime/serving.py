@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from manege import processes
 from manege.config import RunConfig
-from manege.errors import EXIT_MACHINE, EXIT_STOPPED, ConfigError, MachineError
+from manege.errors import EXIT_MACHINE, EXIT_STOPPED, ConfigError, MachineError, field_names
 from manege.runtime.boot import NO_ROOM
 from manege.runtime.channel import Channel, Garbled, Gone
 from manege.runtime.orders import Task, Watcher
@@ -101,9 +102,10 @@ class Server:
         return ours
 
     def _start(self, way: str, theirs: socket.socket) -> None:
+        names = json.dumps(field_names())  # Its messages are for our user.
         with theirs, processes.starting():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _BOOT, _SERVER, way, str(theirs.fileno())],
+                [sys.executable, "-m", _BOOT, _SERVER, way, str(theirs.fileno()), names],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

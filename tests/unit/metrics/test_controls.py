@@ -85,7 +85,7 @@ def test_real_pictures_drawn_early_would_make_a_space_blind():
     line = found.as_dict()["told"]
     assert line.startswith("lite0-64-128-")
     assert "is blind for these data: it does not tell real pictures from the run's early" in line
-    assert line.endswith("use --features inception")
+    assert line.endswith("use features inception")
 
 
 def test_few_pictures_tell_nothing():
@@ -104,16 +104,14 @@ def test_few_pictures_tell_nothing():
 
 def test_what_to_use_instead():
     assert (
-        instead("classifier-1")
-        == instead("random-1")
-        == ("--features lite0, or --features inception")
+        instead("classifier-1") == instead("random-1") == ("features lite0, or features inception")
     )
-    assert instead("lite0-64-128-1") == "--features inception"
-    assert instead("inception-1") == "--features lite0"
+    assert instead("lite0-64-128-1") == "features inception"
+    assert instead("inception-1") == "features lite0"
     assert told("random-1", ()) is None
     assert told("random-1", ("a", "b")) == (
         "random-1 is blind for these data: it does not tell real pictures from a or b; use "
-        "--features lite0, or --features inception"
+        "features lite0, or features inception"
     )
 
 
@@ -171,7 +169,7 @@ def test_the_classifier_of_so_few_pictures_is_blind_and_what_it_says_is_marked(
     assert by_classifier.score("kid").marks == ("blind",)
     ((name, control),) = by_classifier.controls.items()
     assert name.startswith("classifier-")
-    assert control["told"].endswith("use --features lite0, or --features inception")
+    assert control["told"].endswith("use features lite0, or features inception")
     # Where it says no more than what pictures show, it is marked there alone.
     both = manege.evaluate(run, samples=200, metrics=["kid", "labels"])
     assert both.score("kid").marks == ()
