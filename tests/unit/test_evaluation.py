@@ -13,9 +13,10 @@ from PIL import Image
 from tests.helpers.tiny import TINY
 
 import manege
+from manege.cli.flags import FLAGS
 from manege.config import DataConfig
 from manege.data import PictureSet, Split, open_dataset, set_of
-from manege.errors import CheckpointError, ConfigError, DataError, ManegeError
+from manege.errors import CheckpointError, ConfigError, DataError, ManegeError, fields_named
 from manege.evaluation import Evaluation, EvaluationOptions
 from manege.evaluation import evaluate as evaluate_and_tell
 from manege.metrics import Space, feature_weights, lite0_space, load_space, random_space
@@ -434,6 +435,20 @@ def test_a_run_keeps_its_evaluation_and_finds_it_again(run):
     assert first.file.read_bytes() == written
     (sheet,) = (run / "evaluations").glob("*-nearest.png")
     assert sheet.name.startswith(first.file.stem)
+
+
+def test_what_was_kept_is_told_in_the_words_of_who_asks(run):
+    """Fields and flags, whoever asked first; the file stays as it is."""
+    with fields_named(FLAGS):
+        first, _ = told(run, samples=100, features="random")
+    written = first.file.read_bytes()
+    assert "--allow-few-samples" in first.left_out["fd"]
+    again, said = told(run, samples=100, features="random")
+    assert said == [f"evaluated before: {first.file}"]
+    assert "; use kid, or allow_few_samples" in again.left_out["fd"]
+    with fields_named(FLAGS):
+        assert told(run, samples=100, features="random")[0] == first
+    assert first.file.read_bytes() == written
 
 
 def test_a_run_that_was_moved_finds_its_evaluation_too(run, tmp_path):

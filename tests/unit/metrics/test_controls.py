@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from tests.helpers.tiny import TINY
 
 import manege
 from manege import pictures as sheets
+from manege.cli.flags import FLAGS
 from manege.config import DataConfig
 from manege.data import Split, open_dataset, set_of
-from manege.errors import DataError
+from manege.errors import DataError, fields_named
 from manege.metrics import (
     Space,
     classifier_for,
@@ -158,6 +160,19 @@ def test_it_is_not_told_by_random_features_which_uniform_noise_does_not_show(run
     assert "uniform noise" not in control["blind"]
     assert {score.marks for score in found.scores} == {("blind",)}
     assert found.blind() == [told(name, tuple(control["blind"]))]
+
+
+def test_what_was_found_before_is_told_in_the_words_of_who_asks(run: Path):
+    """Fields and flags, whoever asked first: of what the run keeps and of what the cache does."""
+
+    def line(**options: Any) -> str:
+        (found,) = manege.evaluate(run, samples=200, features="random", **options).blind()
+        return found.partition("; ")[2]
+
+    with fields_named(FLAGS):
+        assert line(metrics=["kid"]) == "use --features lite0, or --features inception"
+    for metrics in (["kid"], ["prdc"]):
+        assert line(metrics=metrics) == "use features lite0, or features inception"
 
 
 def test_the_classifier_of_so_few_pictures_is_blind_and_what_it_says_is_marked(
