@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from manege import processes
-from manege.errors import MachineError
+from manege.errors import MachineError, field
 
 _KEEP_BYTES = 1 << 30
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -64,12 +64,12 @@ def _check(name: str, part: str, gpus: int) -> None:
         return
     if not gpus:
         raise MachineError(
-            f"--device {name}: torch {torch.__version__} sees no CUDA device here; "
-            "use --device cpu, or install a CUDA build of torch"
+            f"{field('device')} {name}: torch {torch.__version__} sees no CUDA device here; "
+            f"use {field('device')} cpu, or install a CUDA build of torch"
         )
     if part != "cuda" and _number(part) >= gpus:
         raise MachineError(
-            f"--device {name}: found {gpus} CUDA device(s), numbered from 0; "
+            f"{field('device')} {name}: found {gpus} CUDA device(s), numbered from 0; "
             f"use one of cuda:0 … cuda:{gpus - 1}"
         )
 

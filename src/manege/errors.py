@@ -1,9 +1,14 @@
 """What may go wrong, by whose hand it can be put right; each kind has its exit code.
 
-A message is one line: the thing by name, what was found, what was expected, what to do.
+A message is one line: the thing by name, what was found, what was expected, what to do. What a user
+can give is a field of a call, or of the configuration; `field` names it as its user knows it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
 
 EXIT_FINE = 0
 EXIT_INPUT = 2
@@ -19,7 +24,7 @@ class ManegeError(Exception):
 
 
 class ConfigError(ManegeError):
-    """The configuration, a flag or an argument is wrong."""
+    """The configuration, or a field of a call, is wrong."""
 
 
 class DataError(ManegeError):
@@ -34,3 +39,38 @@ class MachineError(ManegeError):
     """Disk, permissions, device or a missing extra: nothing the configuration can mend."""
 
     exit_code = EXIT_MACHINE
+
+
+class FieldNames(NamedTuple):
+    """How messages name fields; without arguments as Python does."""
+
+    before: str = ""
+    """Stands before each name."""
+    between: str = "_"
+    """Stands between the words of a name."""
+    others: Mapping[str, str] = {}
+    """Names that do not follow from the field's own."""
+
+
+_names = FieldNames()
+
+
+def field(name: str) -> str:
+    """Return how a message names a field: as Python does, or as `fields_named` says."""
+    return _names.others.get(name, _names.before + name.replace("_", _names.between))
+
+
+def field_names() -> FieldNames:
+    """Return how fields are named now, for a process that works for the same user."""
+    return _names
+
+
+@contextmanager
+def fields_named(names: FieldNames) -> Iterator[None]:
+    """Name fields so in all messages of this process that are made inside."""
+    global _names
+    before, _names = _names, names
+    try:
+        yield
+    finally:
+        _names = before

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from manege.errors import MachineError
+from manege.errors import MachineError, field
 
 _REMEDIES = {
     errno.EAGAIN: "raise the limit on them (ulimit -u, or pids.max of the container), end other "
-    "programs, or use fewer --workers",
-    errno.ENOMEM: "free some memory, or use fewer --workers",
+    "programs",
+    errno.ENOMEM: "free some memory",
 }
 
 
@@ -22,7 +22,7 @@ def no_more(number: int = errno.EAGAIN) -> MachineError:
     reason = os.strerror(number)
     return MachineError(
         f"no further process or thread can be started ({reason[:1].lower()}{reason[1:]}); "
-        f"{_REMEDIES[number]}"
+        f"{_REMEDIES[number]}, or use fewer {field('workers')}"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from manege.errors import ConfigError
+from manege.errors import ConfigError, field
 
 MOST_BYTES = 1_000_000
 
@@ -38,7 +38,8 @@ def load_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); give --config an existing YAML file"
+            f"{path}: cannot be read ({error.strerror}); give {field('config')} an existing YAML "
+            "file"
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text; expected a YAML file") from None

@@ -24,7 +24,7 @@ def test_auto_is_the_cpu_where_there_is_no_gpu():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("name", ["cuda", "cuda:1"])
 def test_a_missing_gpu_is_the_machines_fault(name):
-    with pytest.raises(MachineError, match=rf"--device {name}: .* use --device cpu"):
+    with pytest.raises(MachineError, match=rf"device {name}: .* use device cpu"):
         device.resolve(name)
 
 
@@ -86,7 +86,7 @@ def test_gpus_are_shared_out_evenly(gpus):
 @pytest.mark.parametrize(
     ("name", "gpus", "says"),
     [
-        ("cuda+cpu", 0, "sees no CUDA device here; use --device cpu"),
+        ("cuda+cpu", 0, "sees no CUDA device here; use device cpu"),
         ("cpu+cuda:0", 0, "sees no CUDA device here"),
         ("auto+cuda", 0, "sees no CUDA device here"),
         ("cuda:2", 2, r"found 2 CUDA device\(s\), numbered from 0; use one of cuda:0 … cuda:1"),

@@ -13,9 +13,10 @@ from PIL import Image
 from tests.helpers.tiny import TINY
 
 import manege
+from manege.cli.flags import FLAGS
 from manege.config import DataConfig
 from manege.data import PictureSet, Split, open_dataset, set_of
-from manege.errors import CheckpointError, ConfigError, DataError, ManegeError
+from manege.errors import CheckpointError, ConfigError, DataError, ManegeError, fields_named
 from manege.evaluation import Evaluation, EvaluationOptions
 from manege.evaluation import evaluate as evaluate_and_tell
 from manege.metrics import Space, feature_weights, lite0_space, load_space, random_space
@@ -307,7 +308,7 @@ def test_every_score_and_the_whole_say_what_they_depend_on(run, train):
 def test_a_frechet_distance_of_few_pictures_is_left_out_refused_or_marked(train):
     options = {"classes": THREE, "features": "random"}
     assert "too few" in manege.evaluate(samples(train), "digits", **options).left_out["fd"]
-    with pytest.raises(ConfigError, match="--metrics fd: 53 reference pictures are too few"):
+    with pytest.raises(ConfigError, match="metrics fd: 53 reference pictures are too few"):
         manege.evaluate(samples(train), "digits", metrics=["fd"], **options)
     marked = manege.evaluate(
         samples(train), "digits", metrics=["fd"], allow_few_samples=True, **options
@@ -331,11 +332,11 @@ def test_a_frechet_distance_of_enough_pictures_is_given_without_a_mark():
         (noise(20, 16, 16, 1), "digits", {}, "16x16x1, but digits has 8x8x1"),
         (noise(3, 8, 8, 1), "digits", {}, "array: 3 .*pictures.*at least 8"),
         (noise(20, 8, 8, 1), noise(3, 8, 8, 1), {}, "array: 3 .*pictures.*at least 8"),
-        (noise(20, 8, 8, 1), None, {}, "give --data"),
-        (noise(20, 8, 8, 1), "digits", {"samples": 21}, "20 pictures, but --samples 21"),
+        (noise(20, 8, 8, 1), None, {}, "give data"),
+        (noise(20, 8, 8, 1), "digits", {"samples": 21}, "20 pictures, but samples 21"),
         (noise(20, 8, 8, 1), "digits", {"samples": 0}, "expected at least 1"),
-        (noise(20, 8, 8, 1), "digits", {"metrics": ["fid"]}, "--metrics fid: not known"),
-        (noise(20, 8, 8, 1), "digits", {"metrics": ["modes"]}, "--metrics modes: only the toys"),
+        (noise(20, 8, 8, 1), "digits", {"metrics": ["fid"]}, "metrics fid: not known"),
+        (noise(20, 8, 8, 1), "digits", {"metrics": ["modes"]}, "metrics modes: only the toys"),
         (noise(20, 8, 8, 1), "digits", {"reference": "test"}, "expected held-out or train"),
         (noise(20, 8, 8, 1), "digits", {"classes": THREE}, "no labels"),
         (noise(20, 8, 8, 1), "digits", {"per_class": True}, "no labels"),
@@ -354,7 +355,7 @@ def test_what_makes_no_sense_is_one_line(subject, data, options, complaint):
 
 def test_a_model_without_one_of_the_classes_is_refused_with_the_way_out(trained):
     model = manege.load_model(trained)
-    with pytest.raises(ConfigError, match="--classes 3,7,8"):
+    with pytest.raises(ConfigError, match="classes 3,7,8"):
         manege.evaluate(model, "digits")
     with pytest.raises(ConfigError, match="no class '7'"):
         manege.evaluate(model.without(["7"]), "digits", classes=THREE)
@@ -434,6 +435,20 @@ def test_a_run_keeps_its_evaluation_and_finds_it_again(run):
     assert first.file.read_bytes() == written
     (sheet,) = (run / "evaluations").glob("*-nearest.png")
     assert sheet.name.startswith(first.file.stem)
+
+
+def test_what_was_kept_is_told_in_the_words_of_who_asks(run):
+    """Fields and flags, whoever asked first; the file stays as it is."""
+    with fields_named(FLAGS):
+        first, _ = told(run, samples=100, features="random")
+    written = first.file.read_bytes()
+    assert "--allow-few-samples" in first.left_out["fd"]
+    again, said = told(run, samples=100, features="random")
+    assert said == [f"evaluated before: {first.file}"]
+    assert "; use kid, or allow_few_samples" in again.left_out["fd"]
+    with fields_named(FLAGS):
+        assert told(run, samples=100, features="random")[0] == first
+    assert first.file.read_bytes() == written
 
 
 def test_a_run_that_was_moved_finds_its_evaluation_too(run, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import manege
@@ -22,6 +23,46 @@ def test_no_public_class_name_is_defined_twice() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(SOURCE)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+COMMAND_LINES = {
+    "report/sections/ledger.py",  # The command that repeats a run.
+    "runtime/sbatch.py",
+    "scaling/runs.py",
+    "scaling/surroundings.py",  # mpiexec's version.
+    "sweep/runs.py",
+}
+"""Files that write command lines for other processes."""
+TYPED_IN_FULL = re.compile(r"`manege [^`]*`|manege model drop .*|mpiexec .*|pip install [^;,)]*")
+"""What a message quotes for a user to type, flags and all."""
+FLAG = re.compile(r"(?<![-\w({;])(--[a-z]|-[no]\b)")
+"""Not CSS's variables, nor the dashes inside of names."""
+
+
+def test_no_message_names_a_flag() -> None:
+    """Nor does a docstring: it names the field, of which `cli/` makes the flag."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        place = str(path.relative_to(SOURCE))
+        if not place.startswith("cli/") and place not in COMMAND_LINES:
+            for line, text in _texts(ast.parse(path.read_text())):
+                if FLAG.search(TYPED_IN_FULL.sub("", text)):
+                    found.append(f"{place}:{line}: {text}")
+    assert found == []
+
+
+def _texts(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """All texts with their lines; what is put into one when it is made stands there as {}."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.lineno, node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = [one.value if isinstance(one, ast.Constant) else "{}" for one in node.values]
+        yield node.lineno, "".join(map(str, parts))
+    inside = ast.iter_child_nodes(node)
+    if isinstance(node, ast.JoinedStr):
+        inside = (one for one in node.values if not isinstance(one, ast.Constant))
+    for child in inside:
+        yield from _texts(child)
 
 
 def test_no_suite_of_tests_imports_from_another() -> None:

@@ -245,7 +245,7 @@ def test_fewer_rounds_than_were_trained_are_refused(animals: Path) -> None:
     trained(run, cat=(5, 1.0), dog=(3, 1.0))
     with pytest.raises(ConfigError) as refused:
         length(run, rounds=4)
-    told = "run: 'cat' has had 5 rounds, --rounds 4 asks for fewer; give 5 or more, or leave it out"
+    told = "run: 'cat' has had 5 rounds, rounds 4 asks for fewer; give 5 or more, or leave it out"
     assert str(refused.value).endswith(told)
     assert length(run, rounds=5) == (5, None)
     assert length(run) == (1, None)
@@ -257,7 +257,7 @@ def test_less_time_than_was_trained_is_refused(animals: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         length(run, budget_s="3m")
     told = (
-        "run: trained for 43m10s, --budget 3m00s asks for less; give a longer one, or leave it out"
+        "run: trained for 43m10s, budget_s 3m00s asks for less; give a longer one, or leave it out"
     )
     assert str(refused.value).endswith(told)
     assert length(run, budget_s="44m") == (None, 44 * 60)
@@ -279,7 +279,7 @@ def test_a_budget_that_was_used_up_may_be_asked_for_again(animals: Path) -> None
     run = begun(animals, "rounds=null", "budget_s=60")
     trained(run, cat=(5, 30.2), dog=(3, 30.1))
     assert length(run, budget_s="1m") == (None, 60)
-    with pytest.raises(ConfigError, match="trained for 1m00s, --budget 59s asks for less"):
+    with pytest.raises(ConfigError, match="trained for 1m00s, budget_s 59s asks for less"):
         length(run, budget_s="59s")
 
 

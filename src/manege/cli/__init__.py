@@ -13,11 +13,13 @@ from pathlib import Path
 import typer
 
 from manege import job, processes
-from manege.errors import EXIT_INPUT, EXIT_MACHINE, ManegeError
+from manege.cli.flags import FLAGS
+from manege.errors import EXIT_INPUT, EXIT_MACHINE, ManegeError, fields_named
 
 EXIT_INTERRUPTED = 130
 
 
+@fields_named(FLAGS)
 def main() -> None:
     """Run the command; every problem becomes one line on standard error and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -40,6 +42,7 @@ def _command() -> int:
     return code
 
 
+@fields_named(FLAGS)
 def _run() -> int:
     try:
         code = _app()(standalone_mode=False, prog_name="manege")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from manege.cli.flags import SHORT_OUT
 from manege.cli.output import emit_json, say
+from manege.errors import fields_named
 
 if TYPE_CHECKING:
     from manege.sampler import Component, Model
@@ -47,7 +49,8 @@ def merge(
     merged = open_model(models[0])
     for path in models[1:]:
         merged = merged.merged(open_model(path))
-    save(merged, out)
+    with fields_named(SHORT_OUT):
+        save(merged, out)
     report(merged, out, as_json=json_)
 
 
@@ -64,7 +67,8 @@ def drop(
 
     check_new_folder(out)
     smaller = open_model(source).without(labels)
-    save(smaller, out)
+    with fields_named(SHORT_OUT):
+        save(smaller, out)
     report(smaller, out, as_json=json_)
 
 

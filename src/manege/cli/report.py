@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from manege.cli.flags import SHORT_OUT
 from manege.cli.output import emit_json, say
+from manege.errors import fields_named
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
@@ -42,7 +44,8 @@ def report(
     single_run = len(runs) == 1
     file = out or (runs[0] / "report.html" if single_run else Path("comparison.html"))
     if out is not None or not single_run:
-        writing.check_free(file, force=force)
+        with fields_named(SHORT_OUT):
+            writing.check_free(file, force=force)
     page = single.report(runs[0]) if single_run else comparing.compare(runs)
     written = writing.write(page, file)
     if json_:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manege.cli import model, running
+from manege.cli.flags import SHORT_OUT
 from manege.cli.output import emit_json, say
-from manege.errors import ConfigError
+from manege.errors import ConfigError, fields_named
 
 if TYPE_CHECKING:
     from manege.verdict import Verdict, VerdictOptions
@@ -128,7 +129,9 @@ def export(
         from manege.api import export as export_run
 
         check_new_folder(out)
-        model.report(export_run(run, out), out, as_json=json_)
+        with fields_named(SHORT_OUT):
+            exported = export_run(run, out)
+        model.report(exported, out, as_json=json_)
         return
     if out.suffix.lower() in (".png", ".npz"):
         raise ConfigError(f"-o {out}: found {out.suffix}, expected the name of a folder")

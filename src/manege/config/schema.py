@@ -24,6 +24,7 @@ from pydantic import (
 
 from manege.config.cellular import CellularConfig
 from manege.config.section import ConfigSection, Positive
+from manege.errors import field
 from manege.labels import LABEL, is_label
 
 SMALLEST_CLASS = 8
@@ -107,7 +108,7 @@ def parse_duration(value: Any) -> Any:
 def _side(value: int, info: ValidationInfo) -> int:
     if info.data.get("source") in TOY_NAMES:
         if value != 1:
-            raise ValueError(f"1, for {info.data['source']} are points; leave --size out")
+            raise ValueError(f"1, for {info.data['source']} are points; leave {field('size')} out")
     elif value not in SIZES:
         near = sorted(sorted(SIZES, key=lambda side: abs(side - value))[:2])
         raise ValueError(f"a side the networks can make; nearest are {near[0]} and {near[1]}")
@@ -157,7 +158,7 @@ class DataConfig(ConfigSection):
     def _check_channels(cls, value: Any, info: ValidationInfo) -> Any:
         source = info.data.get("source")
         if source in TOY_NAMES and isinstance(value, int) and value != 2:
-            raise ValueError(f"2, for {source} are points; leave --channels out")
+            raise ValueError(f"2, for {source} are points; leave {field('channels')} out")
         if source not in TOY_NAMES and isinstance(value, int) and value not in (1, 3):
             raise ValueError("one of 1, 3")
         return value
@@ -468,7 +469,7 @@ class RunConfig(ConfigSection):
         if self.data.source in TOY_NAMES and self.networks.kind != "mlp":
             raise ValueError(
                 f"networks: found {self.networks.kind} for {self.data.source}, but points need "
-                "--networks mlp"
+                f"{field('networks')} mlp"
             )
         if (problem := self._nonsense()) is not None:
             raise ValueError(problem)
@@ -528,10 +529,16 @@ class RunConfig(ConfigSection):
         training, grid = self.training, self.cellular
         if grid is None:
             if self.method is MethodName.CELLULAR:
-                return "cellular: null, and the method is cellular; use --preset cellular-paper"
+                return (
+                    "cellular: null, and the method is cellular; use "
+                    f"{field('preset')} cellular-paper"
+                )
             return None
         if self.method is not MethodName.CELLULAR:
-            return f"cellular: only --method cellular has a grid, and the method is {self.method}"
+            return (
+                f"cellular: only {field('method')} cellular has a grid, and the method is "
+                f"{self.method}"
+            )
         if training.n_critic > 1:
             return "training.n_critic: a grid's discriminators skip batches: use cellular.skip"
         if training.ema or training.augment.kind != "none":

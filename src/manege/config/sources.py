@@ -1,4 +1,4 @@
-"""From preset, file, flags and ``--set`` to one validated configuration, and back to YAML.
+"""From preset, file, flags and single keys to one validated configuration, and back to YAML.
 
 All problems are found in one go; `problems` words them.
 """
@@ -27,7 +27,7 @@ from manege.config.schema import (
     PixelCritic,
     RunConfig,
 )
-from manege.errors import ConfigError
+from manege.errors import ConfigError, field
 from manege.yamltext import load_yaml, parse_yaml
 
 _SHOWN = 80
@@ -172,9 +172,10 @@ def _parse_set(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(
-            f"--set {text!r:.{_SHOWN}}: expected key=value, as in --set training.batch=64"
+            f"{field('sets')} {text!r:.{_SHOWN}}: expected key=value, as in "
+            f"{field('sets')} training.batch=64"
         )
-    return key.strip(), parse_yaml(value, where=f"--set {text!r:.{_SHOWN}}")
+    return key.strip(), parse_yaml(value, where=f"{field('sets')} {text!r:.{_SHOWN}}")
 
 
 def _place(tree: Tree, dotted: str, value: Any) -> None:

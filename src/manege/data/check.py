@@ -19,7 +19,7 @@ from manege.data.dataset import ClassCount, Dataset, survey
 from manege.data.decode import PictureHeader
 from manege.data.labels import listed
 from manege.data.split import Split
-from manege.errors import DataError
+from manege.errors import DataError, field
 from manege.pictures import BACKGROUND, grid
 
 _COMMONEST = 5
@@ -104,7 +104,7 @@ class Report:
             (
                 len(self.small),
                 f"fewer than {SMALLEST_CLASS} training pictures of {listed(self.small)}: "
-                "add some or leave it out with --classes",
+                f"add some or leave it out with {field('classes')}",
             ),
             (splits, f"{splits} pictures are both trained on and held out: scores would flatter"),
             (classes, f"{classes} pictures are in more than one class: a label is wrong"),

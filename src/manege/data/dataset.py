@@ -23,7 +23,7 @@ from manege.data.named import KNOWN, open_named
 from manege.data.npz import open_npz
 from manege.data.split import HASH_RULE, Split, by_hash, divide, held_out_count
 from manege.data.toys import TOYS
-from manege.errors import DataError
+from manege.errors import DataError, field
 from manege.files import user_path
 
 _DEFAULT_SIZE = 32
@@ -171,7 +171,7 @@ def open_dataset(config: DataConfig) -> Dataset:
         found = listed([f"{count.label!r} ({count.train})" for count in small])
         raise DataError(
             f"{dataset.name}: too few training pictures in class {found}; expected at least "
-            f"{SMALLEST_CLASS} each; add pictures or leave it out with --classes"
+            f"{SMALLEST_CLASS} each; add pictures or leave it out with {field('classes')}"
         )
     return dataset
 

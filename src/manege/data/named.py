@@ -23,7 +23,7 @@ from manege.data.published import (
     locate,
 )
 from manege.data.split import Split
-from manege.errors import DataError
+from manege.errors import DataError, field
 
 KNOWN: dict[str, str] = {
     digits.NAME: digits.ABOUT,
@@ -40,7 +40,7 @@ ACCEPTED: dict[str, str] = {
     "of the columns file, label and maybe split, which wins over subfolders",
     "FILE.npz": "arrays images and labels, maybe test_images and test_labels",
 }
-"""What else ``--data`` takes, one line each."""
+"""What else can be named as data, one line each."""
 
 
 def open_named(name: str, root: str | None) -> ArraySource:
@@ -62,7 +62,7 @@ def open_named(name: str, root: str | None) -> ArraySource:
 
 
 def list_datasets(root: str | None) -> list[dict[str, Any]]:
-    """Name, description, number of pictures and whereabouts of everything ``--data`` takes."""
+    """Name, description, number of pictures and whereabouts of all that can be named as data."""
     rows: list[dict[str, Any]] = [
         {
             "name": digits.NAME,
@@ -103,7 +103,7 @@ def list_datasets(root: str | None) -> list[dict[str, Any]]:
     rows += [
         {
             "name": toy.name,
-            "description": toy.about,
+            "description": f"{toy.about}, for {field('networks')} mlp",
             "pictures": len(toy.centres) * sum(toy.each.values()),
             "where": "computed",
         }

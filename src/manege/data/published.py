@@ -15,7 +15,7 @@ from pathlib import Path
 from manege.data.cache import cache_folder
 from manege.data.labels import printable
 from manege.data.split import Split
-from manege.errors import DataError, MachineError
+from manege.errors import DataError, MachineError, field
 from manege.files import user_path
 
 FILES_OF = {
@@ -127,7 +127,7 @@ def places(home: str, root: str | None) -> list[Path]:
         given = user_path(root)
         if not given.is_dir():
             raise DataError(
-                f"--data-root {printable(root)}: no such folder; expected one with data"
+                f"{field('data_root')} {printable(root)}: no such folder; expected one with data"
             )
         folders += [given / home, given]
     if env := os.environ.get("MANEGE_DATA"):
@@ -143,8 +143,8 @@ def download_folder(home: str) -> Path:
 def put_into(home: str, needed: str) -> str:
     """What to do about files that cannot be downloaded."""
     return (
-        f"put {needed} into {download_folder(home)}, or into a folder {home}/ below --data-root "
-        "or MANEGE_DATA"
+        f"put {needed} into {download_folder(home)}, or into a folder {home}/ below "
+        f"{field('data_root')} or MANEGE_DATA"
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from manege import errors
 from manege.config import DataConfig
 from manege.data.arrays import POINT, ArraySource
 from manege.data.cache import Entry
@@ -211,9 +212,11 @@ def _form(source: Source, path: Path, size: int | None, channels: int | None) ->
     if points or (size, channels) == (1, 2):
         return _form_of_points(path, size, channels, found=points)
     if size is not None and not SMALLEST_SIDE <= size <= LARGEST_SIDE:
-        raise ConfigError(f"--size {size}: expected {SMALLEST_SIDE} to {LARGEST_SIDE}")
+        raise ConfigError(
+            f"{errors.field('size')} {size}: expected {SMALLEST_SIDE} to {LARGEST_SIDE}"
+        )
     if channels not in (None, 1, 3):
-        raise ConfigError(f"--channels {channels}: expected 1 (grey) or 3 (colour)")
+        raise ConfigError(f"{errors.field('channels')} {channels}: expected 1 (grey) or 3 (colour)")
     if size is not None and channels is not None:
         return Form(size, channels)
     sides: Counter[tuple[int, int]] = Counter()
@@ -230,7 +233,7 @@ def _form_of_points(path: Path, size: int | None, channels: int | None, *, found
     both = ("points", "pictures") if found else ("pictures", "points")
     raise DataError(
         f"{printable(path)}: holds {both[0]}, expected {both[1]}; give a file of {both[1]}, "
-        "or leave out --size and --channels"
+        f"or leave out {errors.field('size')} and {errors.field('channels')}"
     )
 
 
@@ -242,11 +245,12 @@ def _side(path: Path, sides: Counter[tuple[int, int]]) -> int:
         (other, other_count) = others[0]
         raise DataError(
             f"{printable(path)}: pictures of differing sizes, {found} and {other_count} are "
-            f"{other[0]}x{other[1]}; expected one side for all; give --size to bring them to one"
+            f"{other[0]}x{other[1]}; expected one side for all; give {errors.field('size')} to "
+            "bring them to one"
         )
     if side[0] != side[1] or not SMALLEST_SIDE <= side[0] <= LARGEST_SIDE:
         raise DataError(
             f"{printable(path)}: pictures of {side[0]}x{side[1]}, expected squares with a side of "
-            f"{SMALLEST_SIDE} to {LARGEST_SIDE}; give --size to bring them to one"
+            f"{SMALLEST_SIDE} to {LARGEST_SIDE}; give {errors.field('size')} to bring them to one"
         )
     return side[0]

@@ -63,14 +63,14 @@ TOYS: dict[str, Toy] = {
     for toy in (
         Toy(
             name=_RING8,
-            about="8 Gaussians on a circle: points in the plane, for --networks mlp",
+            about="8 Gaussians on a circle: points in the plane",
             centres=_ring(8, radius=0.75),
             deviation=0.03,
             each={Split.TRAIN: 1000, Split.HELD_OUT: 250},
         ),
         Toy(
             name=_GRID25,
-            about="5x5 Gaussians: points in the plane, for --networks mlp",
+            about="5x5 Gaussians: points in the plane",
             centres=_lattice((-0.8, -0.4, 0.0, 0.4, 0.8)),
             deviation=0.03,
             each={Split.TRAIN: 400, Split.HELD_OUT: 100},

@@ -15,6 +15,7 @@ from manege import pictures
 from manege.errors import CheckpointError
 from manege.files import below, read_capped
 from manege.metrics import Results, Score, Space, is_stored, kind_of, save_space
+from manege.metrics.controls import told
 from manege.rundir import RunDir
 from manege.version import __version__
 
@@ -91,6 +92,9 @@ def stored(rundir: RunDir | None, protocol: dict[str, Any]) -> Evaluation | None
         controls = _CONTROLS.validate_python(tree["controls"], strict=True)
         if any(not {"blind", "told"} <= {*one} for one in controls.values()):
             raise ValueError("a control without its outcome")
+        # Whoever kept it may have known the fields by other names.
+        for name, one in controls.items():
+            one["told"] = told(name, tuple(one["blind"]))
         return Evaluation(protocol, scores, left_out, controls, path)
     except FileNotFoundError:
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manege.data import Split
-from manege.errors import ConfigError
+from manege.errors import ConfigError, field
 from manege.metrics import CLASSIFIER, CLEAN, INCEPTION, LITE0, RANDOM, check_groups
 
 SPACES = (
@@ -43,27 +43,30 @@ class EvaluationOptions:
         """Nothing; ConfigError for what makes no sense whatever is compared."""
         check_groups(self.metrics)
         if self.samples is not None and self.samples < 1:
-            raise ConfigError(f"--samples {self.samples}: expected at least 1")
+            raise ConfigError(f"{field('samples')} {self.samples}: expected at least 1")
         if self.reference not in (None, *(split.value for split in Split)):
-            raise ConfigError(f"--reference {self.reference}: expected held-out or train")
+            raise ConfigError(f"{field('reference')} {self.reference}: expected held-out or train")
         if self.per_class and self.metrics is not None and "kid" not in self.metrics:
             raise ConfigError(
-                "--per-class: of the scores only kid is computed for each class; add it to "
-                "--metrics, or leave --per-class out"
+                f"{field('per_class')}: of the scores only kid is computed for each class; add it "
+                f"to {field('metrics')}, or leave {field('per_class')} out"
             )
         kind, equals, _ = self.features.partition("=")
         if equals and kind in ("auto", LITE0, CLASSIFIER, RANDOM, INCEPTION, CLEAN):
-            raise ConfigError(f"--features {self.features}: expected {SPACES}")
+            raise ConfigError(f"{field('features')} {self.features}: expected {SPACES}")
         if self.inception_weights is not None and kind not in (INCEPTION, CLEAN):
             raise ConfigError(
-                f"--inception-weights {self.inception_weights}: only --features inception and "
-                "inception-clean use it; add one of them, or leave it out"
+                f"{field('inception_weights')} {self.inception_weights}: only "
+                f"{field('features')} inception and inception-clean use it; add one of them, or "
+                "leave it out"
             )
         if "is" in (self.metrics or ()) and kind not in ("auto", LITE0, INCEPTION):
-            raise ConfigError(f"--metrics is: needs --features {LITE0} or {INCEPTION}")
+            raise ConfigError(
+                f"{field('metrics')} is: needs {field('features')} {LITE0} or {INCEPTION}"
+            )
         twice = [label for label in self.classes or () if (self.classes or ()).count(label) > 1]
         if twice:
-            raise ConfigError(f"--classes: {twice[0]!r} is named twice; name each once")
+            raise ConfigError(f"{field('classes')}: {twice[0]!r} is named twice; name each once")
 
     @property
     def split(self) -> Split:

@@ -24,7 +24,7 @@ from manege.data import (
     toy_of,
 )
 from manege.data import Split as DataSplit
-from manege.errors import ConfigError, DataError, MachineError
+from manege.errors import ConfigError, DataError, MachineError, field
 from manege.evaluation.options import SPACES, EvaluationOptions
 from manege.evaluation.subject import MOST, SubjectPictures, set_of_array
 from manege.files import user_path
@@ -139,7 +139,7 @@ def _data_config(
             }
         ).data
     if judged.rundir is None:
-        raise ConfigError(f"{judged.name}: nothing to compare it with; give --data")
+        raise ConfigError(f"{judged.name}: nothing to compare it with; give {field('data')}")
     config = run_config(judged.rundir).data
     changes = {"classes": options.classes, "root": options.data_root}
     return config.model_copy(update={k: v for k, v in changes.items() if v is not None})
@@ -147,11 +147,11 @@ def _data_config(
 
 def _require_no_labels_wanted(name: str, options: EvaluationOptions) -> None:
     classes = None if options.classes is None else ",".join(options.classes)
-    for option, given in (("--reference", options.reference), ("--classes", classes)):
+    for name_of, given in (("reference", options.reference), ("classes", classes)):
         if given is not None:
             raise ConfigError(
-                f"{option} {given}: {name} has no labels and no split of its own; leave {option} "
-                "out"
+                f"{field(name_of)} {given}: {name} has no labels and no split of its own; leave "
+                f"{field(name_of)} out"
             )
 
 
@@ -162,10 +162,13 @@ def _require_same_kind(data: str | Path | None, judged: SubjectPictures) -> None
     points, wanted = judged.form == (1, 2), str(data) in TOY_NAMES
     if points and not wanted and (str(data) in KNOWN or not str(data).endswith(".npz")):
         toys = " or ".join(TOY_NAMES)
-        raise ConfigError(f"{judged.name}: draws points, {data} holds pictures; give --data {toys}")
+        raise ConfigError(
+            f"{judged.name}: draws points, {data} holds pictures; give {field('data')} {toys}"
+        )
     if wanted and not points:
         raise ConfigError(
-            f"{judged.name}: draws pictures, {data} holds points; give the --data it was trained on"
+            f"{judged.name}: draws pictures, {data} holds points; give the {field('data')} it was "
+            "trained on"
         )
 
 
@@ -175,7 +178,7 @@ def _require_same_form(judged: SubjectPictures, against: Reference) -> None:
         return
     remedy = "compare points with points, pictures with pictures"
     if (1, 2) not in (own, form):
-        remedy = "bring both to one form with --size and --channels"
+        remedy = f"bring both to one form with {field('size')} and {field('channels')}"
     raise DataError(
         f"{judged.name}: pictures of {own[0]}x{own[0]}x{own[1]}, but {against.reference.name} has "
         f"{form[0]}x{form[0]}x{form[1]}; {remedy}"
@@ -197,7 +200,9 @@ def _require_same_labels(judged: SubjectPictures, against: Reference) -> None:
         what = f"the model has no class {lacking[0]!r}" + (f" ({reason})" if reason else "")
     else:
         what = f"the model draws class {beside[0]!r}, which {against.dataset.name} has not"
-    remedy = f"leave it out with --classes {','.join(common)}" if common else "give other --data"
+    remedy = f"give other {field('data')}"
+    if common:
+        remedy = f"leave it out with {field('classes')} {','.join(common)}"
     raise ConfigError(f"{judged.name}: {what}; {remedy}")
 
 
@@ -227,7 +232,9 @@ def open_space(
     shape = PictureShape(reference.size, reference.channels)
     kind, _, file = options.features.partition("=")
     if kind in (CLASSIFIER, RANDOM, INCEPTION, CLEAN, LITE0) and shape.channels == 2:
-        raise ConfigError(f"--features {kind}: points are their own features; leave it out")
+        raise ConfigError(
+            f"{field('features')} {kind}: points are their own features; leave it out"
+        )
     telling = Telling(say, counting("feature network: seen"))
     match kind:
         case "auto":
@@ -241,7 +248,8 @@ def open_space(
         case "classifier":
             if against.config is None:
                 raise ConfigError(
-                    f"--features classifier: {reference.name} has no labels; use --features lite0"
+                    f"{field('features')} classifier: {reference.name} has no labels; use "
+                    f"{field('features')} lite0"
                 )
             return _classifier(judged, against, telling)
         case "random":
@@ -304,7 +312,7 @@ def _kept_classifier(judged: SubjectPictures, scored: Dataset) -> Space | None:
 
 def _given_scorer(folder: Path, against: Reference, options: EvaluationOptions) -> Space:
     if not folder.is_dir():
-        raise ConfigError(f"--features {folder}: expected {SPACES}")
+        raise ConfigError(f"{field('features')} {folder}: expected {SPACES}")
     space = load_space(folder, options.feature_weights)
     reference = against.reference
     if space.trained_on is not None and (
@@ -314,9 +322,9 @@ def _given_scorer(folder: Path, against: Reference, options: EvaluationOptions) 
     ):
         known = ", ".join(space.labels[:6])
         raise ConfigError(
-            f"--features {folder}: a scorer of another dataset (it knows {known}; "
-            f"{space.size}x{space.size}x{space.channels}); leave --features out and one is made "
-            "for this data"
+            f"{field('features')} {folder}: a scorer of another dataset (it knows {known}; "
+            f"{space.size}x{space.size}x{space.channels}); leave {field('features')} out and one "
+            "is made for this data"
         )
     return space
 
@@ -328,8 +336,9 @@ def _logits_space(
         root = options.data_root or os.environ.get("MANEGE_DATA")
         if root is None:
             raise ConfigError(
-                f"--features {MNIST_LOGITS}: where is {LOGITS_FILE}? give "
-                f"--features {MNIST_LOGITS}=FILE, or put it into classifiers/ below --data-root"
+                f"{field('features')} {MNIST_LOGITS}: where is {LOGITS_FILE}? give "
+                f"{field('features')} {MNIST_LOGITS}=FILE, or put it into classifiers/ below "
+                f"{field('data_root')}"
             )
         path = Path(root) / "classifiers" / LOGITS_FILE
     space = mnist_logits_space(path)

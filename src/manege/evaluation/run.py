@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from manege.data import Dataset, PictureSet
-from manege.errors import ConfigError
+from manege.errors import ConfigError, field
 from manege.evaluation.checking import checks_of
 from manege.evaluation.kept import Evaluation, keep, stored
 from manege.evaluation.options import EvaluationOptions
@@ -30,6 +31,7 @@ from manege.metrics import (
     check_facts,
     measure,
     planned_dimensions,
+    why_not,
 )
 
 FEWEST_OF_CLASS = 100
@@ -77,7 +79,8 @@ def evaluate(
     labeller = None
     if options.metrics is None or "labels" in options.metrics:
         labeller = open_labeller(judged, against, space, say, counting)
-    check_facts(facts.within(space, labeller), options.metrics)
+    facts = facts.within(space, labeller)
+    check_facts(facts, options.metrics)
     stacked = None
     if against.stacked and (options.metrics is None or "modes" in options.metrics):
         stacked = open_digits_space(against, say, counting)
@@ -88,7 +91,9 @@ def evaluate(
         protocol["digits"] = stacked.description()
     if (known := stored(judged.rundir, protocol)) is not None:
         say(f"evaluated before: {known.file}")
-        return known
+        # Whoever kept it may have known the fields by other names.
+        left_out = {what: why_not(what, facts) or why for what, why in known.left_out.items()}
+        return replace(known, left_out=left_out)
     spaces = {one.name: one for one in (space, labeller) if one is not None}
     controls = checks_of(judged, against, spaces.values())
     generated = judged.drawn(count, options.seed, counting)
@@ -115,7 +120,9 @@ def evaluate(
 def _require_labels(judged: SubjectPictures, against: Reference) -> None:
     for name, labels in ((judged.name, judged.labels), ("the data", against.labels)):
         if labels is None:
-            raise ConfigError(f"--per-class: {name} has no labels; leave --per-class out")
+            raise ConfigError(
+                f"{field('per_class')}: {name} has no labels; leave {field('per_class')} out"
+            )
 
 
 def _classes(

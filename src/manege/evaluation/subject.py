@@ -11,7 +11,7 @@ import numpy as np
 
 from manege.config import stream
 from manege.data import PictureSet, read_set
-from manege.errors import ConfigError, DataError
+from manege.errors import ConfigError, DataError, field
 from manege.evaluation.options import EvaluationOptions
 from manege.files import user_path
 from manege.metrics import Counting
@@ -59,7 +59,8 @@ class SubjectPictures:
         have = len(self.pictures)
         if options.samples is not None and options.samples > have:
             raise DataError(
-                f"{self.name}: {have} pictures, but --samples {options.samples}; give fewer"
+                f"{self.name}: {have} pictures, but {field('samples')} {options.samples}; "
+                "give fewer"
             )
         return options.samples or min(MOST, have)
 
@@ -129,14 +130,14 @@ def _refuse_folder_of_runs(path: Path) -> None:
 
 def _check_form(judged: SubjectPictures, options: EvaluationOptions) -> None:
     size, channels = judged.form
-    for option, given, own in (
-        ("--size", options.size, size),
-        ("--channels", options.channels, channels),
+    for name, given, own in (
+        ("size", options.size, size),
+        ("channels", options.channels, channels),
     ):
         if given is not None and given != own:
             raise ConfigError(
-                f"{option} {given}: {judged.name} draws pictures of {size}x{size}x{channels}, and "
-                f"is compared as it draws; leave {option} out"
+                f"{field(name)} {given}: {judged.name} draws pictures of "
+                f"{size}x{size}x{channels}, and is compared as it draws; leave {field(name)} out"
             )
 
 
@@ -152,10 +153,14 @@ def _with_classes(judged: SubjectPictures, classes: tuple[str, ...]) -> SubjectP
     own = judged.pictures
     assert own is not None
     if own.labels is None:
-        raise ConfigError(f"--classes: the pictures of {judged.name} have no labels; leave it out")
+        raise ConfigError(
+            f"{field('classes')}: the pictures of {judged.name} have no labels; leave it out"
+        )
     rows = [row for row, label in enumerate(own.labels) if label in classes]
     if not rows:
-        raise ConfigError(f"--classes: {judged.name} has no picture of {', '.join(classes)}")
+        raise ConfigError(
+            f"{field('classes')}: {judged.name} has no picture of {', '.join(classes)}"
+        )
     labels = tuple(own.labels[row] for row in rows)
     kept = replace(set_of_array(own.pictures[rows], own.name, labels), split=own.split)
     return replace(judged, pictures=kept, digest=kept.digest)

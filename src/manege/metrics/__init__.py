@@ -11,7 +11,7 @@ from manege.metrics.classifier import (
     space_for,
     training_digest,
 )
-from manege.metrics.conditions import GROUPS, Preconditions, check_facts, check_groups
+from manege.metrics.conditions import GROUPS, Preconditions, check_facts, check_groups, why_not
 from manege.metrics.estimate import Estimate
 from manege.metrics.lite0_weights import FeatureWeights, feature_weights
 from manege.metrics.mixture import FrechetMixture, InceptionMixture
@@ -83,4 +83,5 @@ __all__ = [
     "space_for",
     "space_without_scores",
     "training_digest",
+    "why_not",
 ]

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from manege import device
 from manege.config import SMALLEST_CLASS, DataConfig, stream
 from manege.data import Dataset, PictureSet, Split, cache, cache_folder, set_of, survey_measured
-from manege.errors import CheckpointError, ConfigError, MachineError
+from manege.errors import CheckpointError, ConfigError, MachineError, field
 from manege.metrics.distributions import agreement
 from manege.metrics.lite0_weights import feature_weights
 from manege.metrics.networks import FeatureNetwork, bare
@@ -110,8 +110,8 @@ def classifier_for(dataset: Dataset, telling: Telling | None = None) -> Space:
     telling = telling or Telling()
     if len(dataset.labels) < 2:
         raise ConfigError(
-            f"--features classifier: {dataset.name} has one class, and a classifier needs two; "
-            "use --features lite0"
+            f"{field('features')} classifier: {dataset.name} has one class, and a classifier needs "
+            f"two; use {field('features')} lite0"
         )
     trained_on = training_digest(dataset)
     folder = cache_folder() / "scorers" / trained_on
@@ -149,7 +149,7 @@ def poor(space: Space, dataset: Dataset) -> str | None:
     return (
         f"the feature network is right on {space.accuracy.value:.0%} of the held-out pictures "
         f"(always the commonest class: {chance:.0%}); scores in its space tell little, use "
-        "--features lite0"
+        f"{field('features')} lite0"
     )
 
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from manege.data import PictureSet, Toy
-from manege.errors import ConfigError, DataError
+from manege.errors import ConfigError, DataError, field
 from manege.metrics.frechet import enough_for_frechet
 from manege.metrics.inception import Inception
 from manege.metrics.spaces import CLEAN, INCEPTION, LITE0, Space
-from manege.metrics.weights import NO_HEAD
+from manege.metrics.weights import without_head
 
 GROUPS: dict[str, str] = {
     "kid": "kernel distance, right for few pictures too",
@@ -24,7 +24,7 @@ GROUPS: dict[str, str] = {
     "nearest": "distances to the nearest training and held-out pictures",
     "modes": "modes hit, for the toys and stacked-mnist",
 }
-"""What `--metrics` chooses from."""
+"""What `metrics` chooses from."""
 
 FEWEST = 8
 """Fewer pictures than this in a set, or in a class, are not scored."""
@@ -71,16 +71,18 @@ def check_groups(names: Sequence[str] | None) -> tuple[str, ...] | None:
     if "" in chosen and len(chosen) > 1:
         given = ",".join(names)
         raise ConfigError(
-            f"--metrics {given!r}: an empty name; expected some of {', '.join(GROUPS)}"
+            f"{field('metrics')} {given!r}: an empty name; expected some of {', '.join(GROUPS)}"
         )
     for name in filter(None, chosen):
         if name not in GROUPS:
-            hint = " (FID is fd with --features inception)" if "fid" in name.lower() else ""
+            hint = ""
+            if "fid" in name.lower():
+                hint = f" (FID is fd with {field('features')} inception)"
             raise ConfigError(
-                f"--metrics {name}: not known; expected some of {', '.join(GROUPS)}{hint}"
+                f"{field('metrics')} {name}: not known; expected some of {', '.join(GROUPS)}{hint}"
             )
     if chosen in ((), ("",)):
-        raise ConfigError(f"--metrics: empty; expected some of {', '.join(GROUPS)}")
+        raise ConfigError(f"{field('metrics')}: empty; expected some of {', '.join(GROUPS)}")
     return chosen
 
 
@@ -95,11 +97,11 @@ def check_facts(facts: Preconditions, groups: tuple[str, ...] | None) -> None:
         raise DataError(
             f"{facts.reference.name}: {len(facts.reference)} reference pictures "
             f"({facts.reference.split}), expected at least {FEWEST}; give more"
-            f"{', or another --reference' if facts.other is not None else ''}"
+            + (f", or another {field('reference')}" if facts.other is not None else "")
         )
     for group in groups or ():
         if (reason := why_not(group, facts)) is not None:
-            raise ConfigError(f"--metrics {group}: {reason}")
+            raise ConfigError(f"{field('metrics')} {group}: {reason}")
 
 
 def why_not(group: str, facts: Preconditions) -> str | None:
@@ -112,17 +114,17 @@ def why_not(group: str, facts: Preconditions) -> str | None:
             return _too_few(facts, sets)
         case "is" if facts.kind is not None:
             if facts.kind not in (INCEPTION, LITE0):
-                return f"needs --features {LITE0} or {INCEPTION}"
+                return f"needs {field('features')} {LITE0} or {INCEPTION}"
             if generated < SPLITS:
                 return f"{generated} pictures cannot be split into {SPLITS}; give more"
             network = None if space is None else space.network
             if isinstance(network, Inception) and not network.has_head:
-                return NO_HEAD
+                return without_head()
             if facts.allow_few or generated >= fewest_for_is():
                 return None
             return (
                 f"{generated:,} generated pictures are too few for IS, which takes "
-                f"{fewest_for_is():,}; use kid, or --allow-few-samples"
+                f"{fewest_for_is():,}; use kid, or {field('allow_few_samples')}"
             )
         case "labels":
             if labels is None or (space is not None and labeller is None):
@@ -162,5 +164,5 @@ def _too_few(facts: Preconditions, sets: Mapping[str, int]) -> str | None:
         what = "FID, which takes"
     return (
         f"{sets[which]:,} {which} pictures are too few for {what} {fewest:,}; use kid, or "
-        "--allow-few-samples"
+        f"{field('allow_few_samples')}"
     )

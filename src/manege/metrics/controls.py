@@ -21,6 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from manege.config import stream
+from manege.errors import field
 from manege.metrics.estimate import Estimate
 from manege.metrics.kid import kid
 from manege.metrics.neighbours import balls, coverage
@@ -79,8 +80,8 @@ def told(space: str, blind: tuple[str, ...]) -> str | None:
 def instead(space: str) -> str:
     """The spaces to go to from one that is blind."""
     if space.startswith((CLASSIFIER, RANDOM)):
-        return "--features lite0, or --features inception"
-    return "--features inception" if space.startswith(LITE0) else "--features lite0"
+        return f"{field('features')} lite0, or {field('features')} inception"
+    return f"{field('features')} {'inception' if space.startswith(LITE0) else 'lite0'}"
 
 
 def check(

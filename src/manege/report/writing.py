@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from manege.errors import ConfigError
+from manege.errors import ConfigError, field
 from manege.files import below, blaming, make_folder, write_atomic
 from manege.report.page import MOST_BYTES, Page
 
@@ -23,16 +23,19 @@ class Written(NamedTuple):
 def check_free(out: Path, *, force: bool) -> None:
     """Nothing; ConfigError when somebody else's file would be written over."""
     if out.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"-o {out}: expected a name that ends in .html")
+        raise ConfigError(f"{field('out')} {out}: expected a name that ends in .html")
     with blaming(out):
         if out.is_dir():
-            raise ConfigError(f"-o {out}: a folder, expected a file; give another name")
+            raise ConfigError(f"{field('out')} {out}: a folder, expected a file; give another name")
         if force or not out.exists():
             return
         with out.open("rb") as file:
             ours = _OURS in file.read(1 << 12)
     if not ours:
-        raise ConfigError(f"-o {out}: exists and is no report of ours; give --force or another -o")
+        raise ConfigError(
+            f"{field('out')} {out}: exists and is no report of ours; give {field('force')} or "
+            f"another {field('out')}"
+        )
 
 
 def write(page: Page, out: Path) -> Written:

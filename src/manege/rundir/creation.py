@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from manege.errors import CheckpointError
+from manege.errors import CheckpointError, field
 from manege.files import blaming, make_folder, write_atomic
 from manege.rundir.names import make_numbered
 
@@ -75,7 +75,9 @@ def _check_folder(path: Path) -> None:
         with blaming(place):
             exists, is_folder = place.exists(), place.is_dir()
         if exists and not is_folder:
-            raise CheckpointError(f"{place} already exists and is not a folder; give another --out")
+            raise CheckpointError(
+                f"{place} already exists and is not a folder; give another {field('out')}"
+            )
         if exists:
             return
 
@@ -83,10 +85,12 @@ def _check_folder(path: Path) -> None:
 def _taken(path: Path) -> CheckpointError:
     if (path / "config.yaml").exists():
         return CheckpointError(
-            f"{path} already exists; continue it with `manege resume {path}` or give another --out"
+            f"{path} already exists; continue it with `manege resume {path}` or give another "
+            f"{field('out')}"
         )
     return CheckpointError(
-        f"{path} already exists and holds other files; give another --out or an empty folder"
+        f"{path} already exists and holds other files; give another {field('out')} or an empty "
+        "folder"
     )
 
 

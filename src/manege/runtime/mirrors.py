@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from manege import errors
 from manege.errors import MachineError
 from manege.runtime.messages import (
     CellFrozen,
@@ -260,7 +261,7 @@ def _check_size(lengths: Lengths) -> None:
     if payload_bytes(lengths) + _HEAD.size > MAX_BYTES:
         raise MachineError(
             f"a centre of {payload_bytes(lengths)} bytes; MPI carries {MAX_BYTES - _HEAD.size} at "
-            "most: make the networks smaller, or use --runtime local"
+            f"most: make the networks smaller, or use {errors.field('runtime')} local"
         )
 
 

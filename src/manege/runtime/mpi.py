@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from manege import processes
-from manege.errors import ConfigError, MachineError
+from manege.errors import ConfigError, MachineError, field
 from manege.rundir.jsontext import finite, parse_object
 from manege.runtime.launch import Seat
 
@@ -324,8 +324,8 @@ def _join(seat: Seat | None) -> World:
         if seat is not None:
             raise _mismatch(seat, library)
         raise ConfigError(
-            "--runtime mpi: one rank only; a coordinator and at least one worker are needed: "
-            "mpiexec -n 3 manege train …"
+            f"{field('runtime')} mpi: one rank only; a coordinator and at least one worker are "
+            "needed: mpiexec -n 3 manege train …"
         )
     return World(comm)
 

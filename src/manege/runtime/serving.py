@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from manege import processes
-from manege.errors import MachineError
+from manege.errors import MachineError, field_names
 from manege.observer import Observer
 from manege.runtime.boot import NO_ROOM
 from manege.runtime.channel import Channel, Gone
@@ -84,9 +85,10 @@ class Server:
         return ours
 
     def _start(self, way: str, theirs: socket.socket) -> None:
+        names = json.dumps(field_names())  # Its messages are for our user.
         with theirs, processes.starting():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _BOOT, _SERVER, way, str(theirs.fileno())],
+                [sys.executable, "-m", _BOOT, _SERVER, way, str(theirs.fileno()), names],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -23,7 +23,7 @@ import safetensors
 import safetensors.numpy
 import torch
 
-from manege import device, machine
+from manege import device, errors, machine
 from manege.cell.mixture import proportions
 from manege.config import ALL, stream
 from manege.errors import CheckpointError, ConfigError
@@ -166,10 +166,13 @@ class Model:
             progress: called now and then with (pictures drawn, pictures in all).
         """
         if count < 1:
-            raise ConfigError(f"-n {count}: expected at least 1 picture")
-        require_memory(f"-n {count}", count, self.shape)
+            raise ConfigError(f"{errors.field('count')} {count}: expected at least 1 picture")
+        require_memory(f"{errors.field('count')} {count}", count, self.shape)
         if (label is not None) + balanced + (weights is not None) > 1:
-            raise ConfigError("--label, --balanced and --weights exclude each other; give one")
+            raise ConfigError(
+                f"{errors.field('label')}, {errors.field('balanced')} and "
+                f"{errors.field('weights')} exclude each other; give one"
+            )
         self._check_mixing(mixing, [label] if label is not None else weights or self.labels)
         if label is not None:
             drawn = [label] * count
@@ -277,7 +280,7 @@ class Model:
         if other.shape != self.shape:
             raise ConfigError(
                 f"models of different pictures: {_shape(self.shape)} and {_shape(other.shape)}; "
-                "train both with the same --size and --channels"
+                f"train both with the same {errors.field('size')} and {errors.field('channels')}"
             )
         both = sorted(set(self.labels) & set(other.labels))
         if both:
@@ -327,17 +330,21 @@ class Model:
         alone = all(len(self.components_of(label)) == 1 for label in labels)
         if how is Mixing.INDEPENDENT and alone:
             raise ConfigError(
-                f"--mixing {how}: found one generator a label, expected a label with several to "
-                "mix; leave --mixing out"
+                f"{errors.field('mixing')} {how}: found one generator a label, expected a label "
+                f"with several to mix; leave {errors.field('mixing')} out"
             )
 
     def _draw_labels(self, count: int, weights: Mapping[str, float], seed: int) -> list[str]:
         for label, weight in weights.items():
             self.components_of(label)
             if not (weight >= 0 and np.isfinite(weight)):
-                raise ConfigError(f"--weights {label}={weight}: expected a number from 0 up")
+                raise ConfigError(
+                    f"{errors.field('weights')} {label}={weight}: expected a number from 0 up"
+                )
         if sum(weights.values()) <= 0:
-            raise ConfigError("--weights: all are 0; give at least one label a positive weight")
+            raise ConfigError(
+                f"{errors.field('weights')}: all are 0; give at least one label a positive weight"
+            )
         uniform_N = stream(seed, cell="", purpose="labels").random(count)
         names = list(weights)
         return [names[i] for i in _by_chance(weights.values(), uniform_N)]
@@ -349,7 +356,7 @@ def require_memory(asked: str, count: int, shape: PictureShape) -> None:
     if need > free:
         raise ConfigError(
             f"{asked}: so many pictures take {need >> 20:,} MB of memory, {free >> 20:,} MB are "
-            "free; ask for fewer at a time, each time with another --seed"
+            f"free; ask for fewer at a time, each time with another {errors.field('seed')}"
         )
 
 
@@ -378,7 +385,7 @@ def _shares(weights: Iterable[float]) -> list[float]:
 
 def _known_mixing(text: str) -> Mixing:
     if text not in list(Mixing):
-        raise ConfigError(f"--mixing {text!r}: expected {' or '.join(Mixing)}")
+        raise ConfigError(f"{errors.field('mixing')} {text!r}: expected {' or '.join(Mixing)}")
     return Mixing(text)
 
 

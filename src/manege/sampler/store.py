@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from manege.config import SIZES, Networks
-from manege.errors import CheckpointError, ConfigError
+from manege.errors import CheckpointError, ConfigError, field
 from manege.files import below, blaming, write_atomic
 from manege.labels import LABEL, is_label, namesakes, shown
 from manege.models import PictureShape, Spec
@@ -28,7 +28,9 @@ _NETWORKS: TypeAdapter[Spec] = TypeAdapter(Networks)
 def save(model: Model, folder: Path, *, replace: bool = False) -> None:
     """Write the model; it appears whole or not at all."""
     if folder.exists() and not replace and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: already exists; choose another -o, or remove it first")
+        raise ConfigError(
+            f"{folder}: already exists; choose another {field('out')}, or remove it first"
+        )
     if same := namesakes((component.name, component.file) for component in model.components):
         one, other, file = same
         raise ConfigError(

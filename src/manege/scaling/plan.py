@@ -13,7 +13,7 @@ from typing import Any
 
 from manege.config import MethodName, RunConfig, amended, resolve
 from manege.data import Split, open_dataset
-from manege.errors import ConfigError
+from manege.errors import ConfigError, field
 
 Grid = tuple[int, int]
 """Rows and columns."""
@@ -53,8 +53,8 @@ class Settings:
             clashing = [one for one in _OURS if one == key or one.startswith(f"{key}.")]
             if clashing:
                 raise ConfigError(
-                    f"--set {text}: {clashing[0]} is what bench scaling varies or fixes; see its "
-                    "own options"
+                    f"{field('sets')} {text}: {clashing[0]} is what bench scaling varies or fixes; "
+                    "see its own options"
                 )
 
 
@@ -123,7 +123,7 @@ def _on_classes(settings: Settings) -> Iterator[MeasuredUnit]:
     data = open_dataset(_config(settings, {}).data)
     if len(data.labels) < settings.workers:
         raise ConfigError(
-            f"--workers {settings.workers}: weak scaling gives each worker a class, and "
+            f"{field('workers')} {settings.workers}: weak scaling gives each worker a class, and "
             f"{settings.data} has {len(data.labels)}; ask for at most {len(data.labels)}"
         )
     # Equal work: as many pictures of each class as the smallest has.

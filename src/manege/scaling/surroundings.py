@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from manege import machine
-from manege.errors import MachineError
+from manege.errors import MachineError, field
 from manege.version import __version__
 
 _PACKAGES = ("torch", "numpy", "mpi4py")
@@ -48,7 +48,7 @@ def _mpi() -> str:
     if mpiexec is None or _version("mpi4py") is None:
         missing = "mpiexec" if mpiexec is None else "mpi4py"
         raise MachineError(
-            f"--runtime mpi: there is no {missing}; install it: pip install 'manege[mpi]'"
+            f"{field('runtime')} mpi: there is no {missing}; install it: pip install 'manege[mpi]'"
         )
     told = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False)
     return next(iter((told.stdout or told.stderr).splitlines()), "unknown").strip()

@@ -57,7 +57,7 @@ class Plan(BaseModel):
     samples: int = Field(default=3000, ge=8)
     """Pictures drawn for the scores of a recipe and seed."""
     features: tuple[Features, ...] = Field(default=("auto",), min_length=1)
-    """Where scores are taken, as of `manege evaluate --features`; in all but the first only the
+    """Where scores are taken, as of an evaluation's `features`; in all but the first only the
     Fréchet distance is."""
 
 

@@ -27,7 +27,7 @@ from manege.config import (
     to_yaml,
 )
 from manege.data import KNOWN, Dataset, Split, open_dataset, set_of
-from manege.errors import CheckpointError, ConfigError, DataError, ManegeError
+from manege.errors import CheckpointError, ConfigError, DataError, ManegeError, field
 from manege.failpoints import failpoint
 from manege.files import below, user_path
 from manege.labels import namesakes
@@ -140,7 +140,7 @@ def prepare_new(
         observer.say(
             f"warning: {dataset.size}x{dataset.size} pictures are too small for the convolutional "
             "pair: BatchNorm on a 1x1 map hides them from a Wasserstein critic altogether; "
-            "use --networks mlp, or --size 32"
+            f"use {field('networks')} mlp, or {field('size')} 32"
         )
     if space is not None:
         save_space(space, rundir.path / "scorer")
@@ -259,8 +259,8 @@ def _check_length(rundir: RunDir, before: RunConfig, config: RunConfig, workers:
     cell, (rounds, _) = max(had.items(), key=lambda one: one[1][0])
     if config.rounds is not None and rounds > config.rounds:
         raise ConfigError(
-            f"{rundir.path}: {cell!r} has had {rounds} rounds, --rounds {config.rounds} asks for "
-            f"fewer; give {rounds} or more, or leave it out"
+            f"{rundir.path}: {cell!r} has had {rounds} rounds, {field('rounds')} {config.rounds} "
+            f"asks for fewer; give {rounds} or more, or leave it out"
         )
     # What was asked for before may be asked for again: a last step goes a little beyond it.
     if config.budget_s is None or config.budget_s >= (before.budget_s or float("inf")):
@@ -271,7 +271,7 @@ def _check_length(rundir: RunDir, before: RunConfig, config: RunConfig, workers:
     trained_s = max(sum(spent_s) / each, *spent_s)
     if trained_s > config.budget_s:
         raise ConfigError(
-            f"{rundir.path}: trained for {duration(trained_s)}, --budget "
+            f"{rundir.path}: trained for {duration(trained_s)}, {field('budget_s')} "
             f"{duration(config.budget_s)} asks for less; give a longer one, or leave it out"
         )
 

@@ -1,6 +1,6 @@
 """The trainer server: torch, the data and the method loaded once, trainers forked from it.
 
-    python -m manege.runtime.boot manege.trainer.server channel|listen DESCRIPTOR
+    python -m manege.runtime.boot manege.trainer.server channel|listen DESCRIPTOR NAMES
 
 Started by the local runtime with one end of a channel, by an agent with a socket on which it and
 the other agents of its machine call. A fork takes tens of milliseconds where a new interpreter
@@ -14,6 +14,7 @@ start CUDA, which its children could not use then: each takes the method to the 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import select
 import signal
@@ -33,7 +34,15 @@ import torch
 
 from manege import device, failpoints, processes
 from manege.data import cache, open_dataset
-from manege.errors import EXIT_INPUT, EXIT_MACHINE, EXIT_STOPPED, MachineError, ManegeError
+from manege.errors import (
+    EXIT_INPUT,
+    EXIT_MACHINE,
+    EXIT_STOPPED,
+    FieldNames,
+    MachineError,
+    ManegeError,
+    fields_named,
+)
 from manege.observer import Observer
 from manege.rundir import RunDir
 from manege.runtime import messages
@@ -68,16 +77,21 @@ _CREDENTIALS = struct.Struct("iii")
 def main() -> None:
     """Serve until nobody is left who wants it."""
     torch.set_num_threads(1)
-    way, descriptor = sys.argv[1:]
+    way, descriptor, names = sys.argv[1:]
+    with fields_named(FieldNames(*json.loads(names))):
+        _serve(way, int(descriptor))
+    os._exit(0)  # Children are told by the kernel.
+
+
+def _serve(way: str, descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # The command decides, and says so.
     if way == "listen":
         # Whoever started it may die, and others go on.
-        _Server([], called_on=socket.socket(fileno=int(descriptor))).serve()
+        _Server([], called_on=socket.socket(fileno=descriptor)).serve()
     else:
         _die_with_parent()
-        _Server([Channel(socket.socket(fileno=int(descriptor)))]).serve()
-    os._exit(0)  # Children are told by the kernel.
+        _Server([Channel(socket.socket(fileno=descriptor))]).serve()
 
 
 class _Child(NamedTuple):

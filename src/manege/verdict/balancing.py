@@ -1,4 +1,4 @@
-"""`manege export --balance-to`: the pictures that bring every class of a run's data to a number."""
+"""The pictures that bring every class of a run's data to a number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from manege.errors import ConfigError
+from manege.errors import ConfigError, field
 from manege.metrics.classifier import examples
 from manege.rundir import RunDir
 from manege.sampler import Model, Samples, open_model, require_memory, run_config, run_data
@@ -46,14 +46,14 @@ def balance(
     real = _real(rundir)
     require_classes(run, model, tuple(real))
     if to < 1:
-        raise ConfigError(f"--balance-to {to}: expected at least 1; give a larger number")
+        raise ConfigError(f"{field('to')} {to}: expected at least 1; give a larger number")
     wanted = {label: max(0, to - count) for label, count in real.items()}
     if not any(wanted.values()):
         raise ConfigError(
-            f"--balance-to {to}: every class has that many pictures, {min(real.values()):,} to "
+            f"{field('to')} {to}: every class has that many pictures, {min(real.values()):,} to "
             f"{max(real.values()):,}; expected more than the smallest has"
         )
-    require_memory(f"--balance-to {to}", sum(wanted.values()), model.shape)
+    require_memory(f"{field('to')} {to}", sum(wanted.values()), model.shape)
     gate = looker = None
     if options.gate or model.unlabelled:
         case = open_case(run, options)
@@ -63,8 +63,8 @@ def balance(
         gate = gate_of(case, looker, bounds_of(case), look.say) if options.gate else None
     elif options.data or options.data_root:
         raise ConfigError(
-            f"{'--data' if options.data else '--data-root'}: the real pictures are looked at with "
-            "--gate alone; leave it out, or add --gate"
+            f"{field('data' if options.data else 'data_root')}: the real pictures are looked at "
+            f"with {field('gate')} alone; leave it out, or add {field('gate')}"
         )
     sieve = None if gate is None else gate.sieve(look)
     found = draw(model, wanted, options.seed, sieve=sieve, looker=looker, progress=look.drawn)

@@ -15,7 +15,7 @@ import numpy as np
 
 from manege.config import DataConfig, RunConfig
 from manege.data import KNOWN, Dataset, Split, open_dataset
-from manege.errors import ConfigError, DataError
+from manege.errors import ConfigError, DataError, field
 from manege.files import user_path
 from manege.rundir import RunDir
 from manege.sampler import Model, open_model, run_config, run_data
@@ -47,15 +47,16 @@ class VerdictOptions:
         """Nothing; ConfigError for what makes no sense whatever is tried."""
         if not _FEWEST_SEEDS <= self.seeds <= _MOST_SEEDS:
             raise ConfigError(
-                f"--seeds {self.seeds}: expected {_FEWEST_SEEDS} to {_MOST_SEEDS}, since one alone "
-                "cannot tell luck from help; choose another number"
+                f"{field('seeds')} {self.seeds}: expected {_FEWEST_SEEDS} to {_MOST_SEEDS}, since "
+                "one alone cannot tell luck from help; choose another number"
             )
         if self.steps is not None and not 1 <= self.steps <= _MOST_STEPS:
             raise ConfigError(
-                f"--steps {self.steps}: expected 1 to {_MOST_STEPS:,}; choose another number"
+                f"{field('steps')} {self.steps}: expected 1 to {_MOST_STEPS:,}; choose another "
+                "number"
             )
         if self.seed < 0:
-            raise ConfigError(f"--seed {self.seed}: expected 0 or more")
+            raise ConfigError(f"{field('seed')} {self.seed}: expected 0 or more")
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def open_case(run: Path, options: VerdictOptions) -> TrialData:
         if not len(pictures):
             raise DataError(
                 f"{dataset.name}: class {label!r} has no held-out pictures of its own, expected "
-                "some to test on; add pictures, or train without it (--classes)"
+                f"some to test on; add pictures, or train without it ({field('classes')})"
             )
     return TrialData(
         rundir=rundir,
@@ -183,18 +184,18 @@ def _data_config(config: RunConfig, options: VerdictOptions) -> DataConfig:
 def _require_same_data(run: Path, rundir: RunDir, dataset: Dataset) -> None:
     """Refuse pictures of which nobody can say whether the GAN saw them."""
     known = run_data(rundir)["classes"]
-    remedy = "give --data the pictures it was trained on"
+    remedy = f"give {field('data')} the pictures it was trained on"
     if tuple(known) != dataset.labels:
         other = sorted({*known} ^ {*dataset.labels})
         raise DataError(
-            f"--data {dataset.name}: its classes are not those of {run} "
+            f"{field('data')} {dataset.name}: its classes are not those of {run} "
             f"({', '.join(map(repr, other[:5]))}); {remedy}"
         )
     for label, entry in known.items():
         if entry.get("train_sha256") != dataset.digest(label, Split.TRAIN):
             raise DataError(
-                f"--data {dataset.name}: the training pictures of class {label!r} are not those of "
-                f"{run}, so nobody can say which ones its GAN saw; {remedy}"
+                f"{field('data')} {dataset.name}: the training pictures of class {label!r} are not "
+                f"those of {run}, so nobody can say which ones its GAN saw; {remedy}"
             )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from manege import errors
 from manege.config import ALL
 from manege.errors import DataError, MachineError
 from manege.metrics import Space, feature_weights, lite0_space
@@ -183,11 +184,11 @@ class Drawn:
             return
         told = ", ".join(f"{number:,} {what}" for what, number in self.left_out.items())
         why, otherwise = (
-            (f"came out of {self.drawn:,} drawn ({told})", "leave --gate out")
+            (f"came out of {self.drawn:,} drawn ({told})", f"leave {errors.field('gate')} out")
             if told
             else (
                 "came out: a classifier takes most of what the model draws for other classes",
-                "train with labels (--method per-class)",
+                f"train with labels ({errors.field('method')} per-class)",
             )
         )
         raise DataError(
@@ -202,7 +203,8 @@ def bounds_of(case: TrialData) -> dict[str, CopyBound]:
         if (pictures == pictures[0]).all():
             raise DataError(
                 f"{case.name}: the {len(pictures)} training pictures of class {label!r} are all "
-                "the same, expected two that differ; add pictures, or train without it (--classes)"
+                "the same, expected two that differ; add pictures, or train without it "
+                f"({errors.field('classes')})"
             )
     return {
         label: bound_of(train_, held_out, mirrored=case.mirrored)
@@ -241,7 +243,8 @@ def gate_of(
     if not len(every):
         raise DataError(
             f"{case.name}: {len(case.labels)} classes without pictures to calibrate the gate, "
-            "expected three held-out pictures in one of them at least; leave --gate out"
+            "expected three held-out pictures in one of them at least; leave "
+            f"{errors.field('gate')} out"
         )
     least = {
         label: float(np.quantile(shares if len(shares) >= ENOUGH else every, IMPLAUSIBLE))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manege.errors import MachineError
+from manege.errors import MachineError, field
 from manege.files import below
 from manege.observer import Observer
 from manege.report.history import INDICES
@@ -27,7 +27,7 @@ def check_installed() -> None:
         import tensorboard.summary.writer.record_writer  # noqa: F401
     except ImportError as error:
         raise MachineError(
-            "--tensorboard: the package tensorboard is missing; "
+            f"{field('tensorboard')}: the package tensorboard is missing; "
             "install it with `pip install 'manege[tensorboard]'`, or leave the option out"
         ) from error
 

@@ -280,10 +280,10 @@ def test_changes_come_one_after_the_other(rounds):
             for loss in Loss
             if loss is not Loss.BCE
         ),
-        (["cellular=null"], "use --preset cellular-paper"),
-        (["method=single"], "only --method cellular has a grid"),
-        (["method=per-class"], "only --method cellular has a grid"),
-        (["method=conditional"], "only --method cellular has a grid"),
+        (["cellular=null"], "use preset cellular-paper"),
+        (["method=single"], "only method cellular has a grid"),
+        (["method=per-class"], "only method cellular has a grid"),
+        (["method=conditional"], "only method cellular has a grid"),
     ],
 )
 def test_what_makes_no_sense_on_a_grid_is_refused(sets, words):
@@ -298,7 +298,7 @@ def test_without_objectives_a_grid_trains_with_any_loss(loss):
 
 def test_a_grid_of_another_preset_is_said_to_be_missing():
     told = _refusal(preset="paper")
-    assert told == "cellular: null, and the method is cellular; use --preset cellular-paper"
+    assert told == "cellular: null, and the method is cellular; use preset cellular-paper"
 
 
 @pytest.mark.parametrize("section", [FiveCells(), NineCells(), Ring(), Isolated()])

@@ -152,8 +152,8 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
         ("device=gpu", "device: found 'gpu', expected auto, cpu, cuda or cuda:N"),
         ("rounds=null", "rounds and budget_s are both null"),
         ("preset=papr", "preset: found 'papr', expected one of modern, modern-pixels, paper, "),
-        ("batch", "--set 'batch': expected key=value"),
-        ("a=[", "--set 'a=[': line 1: not usable YAML"),
+        ("batch", "sets 'batch': expected key=value"),
+        ("a=[", "sets 'a=[': line 1: not usable YAML"),
     ],
 )
 def test_one_problem_is_one_line(sets, expected):
@@ -167,14 +167,14 @@ RING8 = {"data.source": "ring8", "networks.kind": "mlp"}
 @pytest.mark.parametrize(
     ("sets", "expected"),
     [
-        (["data.size=8"], "data.size: found 8, expected 1, for ring8 are points; leave --size out"),
+        (["data.size=8"], "data.size: found 8, expected 1, for ring8 are points; leave size out"),
         (["data.size=30"], "data.size: found 30, expected 1, for ring8 are points"),
         (["data.channels=1"], "data.channels: found 1, expected 2, for ring8 are points; leave"),
         (["data.channels=3"], "data.channels: found 3, expected 2, for ring8 are points"),
         (["data.channels=x"], "data.channels: found 'x', expected one of 1, 2, 3"),
         (
             ["networks.kind=dcgan"],
-            "networks: found dcgan for ring8, but points need --networks mlp",
+            "networks: found dcgan for ring8, but points need networks mlp",
         ),
     ],
 )

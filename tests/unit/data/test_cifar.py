@@ -436,7 +436,7 @@ def test_without_a_network_the_message_says_which_files_go_where(dataset, cache:
         f"put {python.archive} or {binary.archive} into {cache / 'downloads' / dataset.home}"
         in message
     )
-    assert f"or into a folder {dataset.home}/ below --data-root or MANEGE_DATA" in message
+    assert f"or into a folder {dataset.home}/ below data_root or MANEGE_DATA" in message
     assert "\n" not in message
 
 

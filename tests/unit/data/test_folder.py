@@ -219,7 +219,7 @@ def test_classes_with_too_few_pictures_are_all_named(tmp_path: Path) -> None:
     write_class(tmp_path / "d" / "fine", 8)
     with pytest.raises(
         DataError,
-        match=r"class 'empty' \(0\), 'few' \(7\); expected at least 8 each; .* --classes$",
+        match=r"class 'empty' \(0\), 'few' \(7\); expected at least 8 each; .* classes$",
     ):
         opened(tmp_path / "d")
     assert opened(tmp_path / "d", classes=("fine",)).labels == ("fine",)

@@ -74,7 +74,7 @@ def test_root_goes_before_the_variable(
     found = locate(MNIST, str(tiny_mnist))
     assert found is not None
     assert found[FILES[0]].parent == tiny_mnist
-    with pytest.raises(DataError, match=r"--data-root /no/where: no such folder"):
+    with pytest.raises(DataError, match=r"data_root /no/where: no such folder"):
         locate(MNIST, "/no/where")
 
 

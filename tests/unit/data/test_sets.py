@@ -255,7 +255,7 @@ def test_one_colour_picture_makes_all_of_them_colour(tmp_path: Path) -> None:
 def test_differing_sizes_are_named_with_their_numbers(tmp_path: Path) -> None:
     write_class(tmp_path / "d", 7, shape=(16, 16))
     Image.fromarray(noise(0, 20, 12)).save(tmp_path / "d" / "odd.png")
-    expected = r"d: pictures of differing sizes, 7 are 16x16 and 1 are 12x20; .* give --size"
+    expected = r"d: pictures of differing sizes, 7 are 16x16 and 1 are 12x20; .* give size"
     with pytest.raises(DataError, match=expected):
         read_set(tmp_path / "d")
     assert read_set(tmp_path / "d", size=16).pictures.shape == (8, 16, 16, 1)
@@ -274,10 +274,10 @@ def test_other_than_squares_of_a_usual_side_need_a_size(
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"size": 3}, "--size 3: expected 4 to 1024"),
-        ({"size": 1}, "--size 1: expected 4 to 1024"),
-        ({"size": 1025}, "--size 1025: expected 4 to 1024"),
-        ({"channels": 2}, r"--channels 2: expected 1 \(grey\) or 3 \(colour\)"),
+        ({"size": 3}, "size 3: expected 4 to 1024"),
+        ({"size": 1}, "size 1: expected 4 to 1024"),
+        ({"size": 1025}, "size 1025: expected 4 to 1024"),
+        ({"channels": 2}, r"channels 2: expected 1 \(grey\) or 3 \(colour\)"),
     ],
 )
 def test_forms_nobody_has_are_refused(image_folder: Path, asked: dict, message: str) -> None:

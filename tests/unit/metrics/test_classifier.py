@@ -230,7 +230,7 @@ def test_labels_that_nothing_tells_are_warned_of(short, tmp_path):
     space = classifier_for(dataset, Telling(said.append))
     assert space.accuracy.value < 0.75
     assert said[-1].startswith("warning: the feature network is right on")
-    assert "--features lite0" in said[-1]
+    assert "features lite0" in said[-1]
     # Every time, not only when it is made.
     said.clear()
     classifier_for(dataset, Telling(said.append))
@@ -260,7 +260,7 @@ def test_nobody_knows_how_good_it_is_without_held_out_pictures(short, tmp_path):
 
 
 def test_one_class_is_refused_with_the_way_out(three):
-    with pytest.raises(ConfigError, match="--features lite0") as caught:
+    with pytest.raises(ConfigError, match="features lite0") as caught:
         classifier_for(digits("3"))
     assert "one class" in str(caught.value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from tests.helpers.tiny import TINY
 
 import manege
 from manege import pictures as sheets
+from manege.cli.flags import FLAGS
 from manege.config import DataConfig
 from manege.data import Split, open_dataset, set_of
-from manege.errors import DataError
+from manege.errors import DataError, fields_named
 from manege.metrics import (
     Space,
     classifier_for,
@@ -85,7 +87,7 @@ def test_real_pictures_drawn_early_would_make_a_space_blind():
     line = found.as_dict()["told"]
     assert line.startswith("lite0-64-128-")
     assert "is blind for these data: it does not tell real pictures from the run's early" in line
-    assert line.endswith("use --features inception")
+    assert line.endswith("use features inception")
 
 
 def test_few_pictures_tell_nothing():
@@ -104,16 +106,14 @@ def test_few_pictures_tell_nothing():
 
 def test_what_to_use_instead():
     assert (
-        instead("classifier-1")
-        == instead("random-1")
-        == ("--features lite0, or --features inception")
+        instead("classifier-1") == instead("random-1") == ("features lite0, or features inception")
     )
-    assert instead("lite0-64-128-1") == "--features inception"
-    assert instead("inception-1") == "--features lite0"
+    assert instead("lite0-64-128-1") == "features inception"
+    assert instead("inception-1") == "features lite0"
     assert told("random-1", ()) is None
     assert told("random-1", ("a", "b")) == (
         "random-1 is blind for these data: it does not tell real pictures from a or b; use "
-        "--features lite0, or --features inception"
+        "features lite0, or features inception"
     )
 
 
@@ -162,6 +162,19 @@ def test_it_is_not_told_by_random_features_which_uniform_noise_does_not_show(run
     assert found.blind() == [told(name, tuple(control["blind"]))]
 
 
+def test_what_was_found_before_is_told_in_the_words_of_who_asks(run: Path):
+    """Fields and flags, whoever asked first: of what the run keeps and of what the cache does."""
+
+    def line(**options: Any) -> str:
+        (found,) = manege.evaluate(run, samples=200, features="random", **options).blind()
+        return found.partition("; ")[2]
+
+    with fields_named(FLAGS):
+        assert line(metrics=["kid"]) == "use --features lite0, or --features inception"
+    for metrics in (["kid"], ["prdc"]):
+        assert line(metrics=metrics) == "use features lite0, or features inception"
+
+
 def test_the_classifier_of_so_few_pictures_is_blind_and_what_it_says_is_marked(
     real_data: Path, tmp_path: Path
 ):
@@ -171,7 +184,7 @@ def test_the_classifier_of_so_few_pictures_is_blind_and_what_it_says_is_marked(
     assert by_classifier.score("kid").marks == ("blind",)
     ((name, control),) = by_classifier.controls.items()
     assert name.startswith("classifier-")
-    assert control["told"].endswith("use --features lite0, or --features inception")
+    assert control["told"].endswith("use features lite0, or features inception")
     # Where it says no more than what pictures show, it is marked there alone.
     both = manege.evaluate(run, samples=200, metrics=["kid", "labels"])
     assert both.score("kid").marks == ()

@@ -87,7 +87,7 @@ def test_what_is_not_this_network_is_refused_in_a_line(tmp_path):
             feature_weights(path)
         text = str(refused.value)
         assert "\n" not in text, kind
-        assert text.startswith(f"--feature-weights {path}: "), kind
+        assert text.startswith(f"feature_weights {path}: "), kind
         assert FILE in text, kind
 
 

@@ -128,13 +128,13 @@ def test_a_frechet_distance_is_near_for_own_points_and_far_for_others(ring):
 
 
 def test_a_frechet_distance_of_too_few_pictures_is_refused(three, ring):
-    with pytest.raises(ConfigError, match=r"--score fd: class '3' has 1\d\d pictures, too few"):
+    with pytest.raises(ConfigError, match=r"score fd: class '3' has 1\d\d pictures, too few"):
         scorer_of(FD, random_space(8, 1), three)
     least = 2 * SAMPLES_PER_DIMENSION
     scorer_of(ScoreConfig(metric="fd", samples=least), points_space(), ring)
-    with pytest.raises(ConfigError, match=rf"--set score.samples has {least - 1} pictures") as told:
+    with pytest.raises(ConfigError, match=rf"score.samples has {least - 1} pictures") as told:
         scorer_of(ScoreConfig(metric="fd", samples=least - 1), points_space(), ring)
-    assert "--score kid" in str(told.value)
+    assert "score kid" in str(told.value)
     # KID is right for few pictures too.
     scorer_of(ScoreConfig(metric="kid", samples=8), random_space(8, 1), three)
 

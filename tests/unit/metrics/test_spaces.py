@@ -443,7 +443,7 @@ def test_a_file_that_is_no_such_state_dict_is_one_line(write, tmp_path):
 
 
 def test_a_missing_file_says_how_to_give_one(tmp_path):
-    with pytest.raises(DataError, match="--features mnist-logits=FILE") as caught:
+    with pytest.raises(DataError, match="features mnist-logits=FILE") as caught:
         mnist_logits_space(tmp_path / "nowhere.pkl")
     assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(DataError):

@@ -122,7 +122,7 @@ def test_the_antialiased_fid_has_a_name_of_its_own(contest, standard):
     (score,) = found.scores
     assert score.full_name == "clean-fid@inception-clean-11111111"
     assert score.value != named(run(contest, "fd"))["fid"].value
-    with pytest.raises(ConfigError, match="--metrics is: needs --features lite0 or inception"):
+    with pytest.raises(ConfigError, match="metrics is: needs features lite0 or inception"):
         run(replace(contest, space=space), "is")
     assert "is" not in run(replace(contest, space=space)).left_out
 
@@ -135,8 +135,8 @@ def test_fid_of_few_pictures_is_refused_unless_allowed(contest, monkeypatch):
         text = str(told.value)
         name = {"fd": "FID", "is": "IS"}[group]
         assert text == (
-            f"--metrics {group}: {COUNT} generated pictures are too few for {name}, which takes "
-            "10,000; use kid, or --allow-few-samples"
+            f"metrics {group}: {COUNT} generated pictures are too few for {name}, which takes "
+            "10,000; use kid, or allow_few_samples"
         )
     left_out = run(honest).left_out
     assert {"fd", "is"} <= left_out.keys()
@@ -144,7 +144,7 @@ def test_fid_of_few_pictures_is_refused_unless_allowed(contest, monkeypatch):
     enough = named(run(honest, "fd", "is"))
     assert enough["fid"].marks == enough["is"].marks == ()
     nine = replace(contest, generated=as_set(noise(9, seed=0)))
-    with pytest.raises(ConfigError, match="--metrics is: 9 pictures cannot be split into 10"):
+    with pytest.raises(ConfigError, match="metrics is: 9 pictures cannot be split into 10"):
         run(nine, "is")
 
 
@@ -154,7 +154,7 @@ def test_without_the_last_layer_there_is_no_inception_score_and_it_is_said(conte
     )
     headless = replace(contest, space=space)
     assert "lack the network's last layer" in run(headless).left_out["is"]
-    with pytest.raises(ConfigError, match=r"--metrics is: .*last layer; give --inception-weights"):
+    with pytest.raises(ConfigError, match=r"metrics is: .*last layer; give inception_weights"):
         run(headless, "is")
     assert run(headless, "fd").scores
 

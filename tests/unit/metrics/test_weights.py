@@ -185,7 +185,7 @@ def test_a_file_that_is_not_the_published_one_is_refused(places, content, says):
     with pytest.raises(DataError) as told:
         weights.load_weights(path)
     text = str(told.value)
-    assert text.startswith(f"--inception-weights {path}: {says}")
+    assert text.startswith(f"inception_weights {path}: {says}")
     assert weights.FILE in text
     assert weights.PACKAGE in text
     assert "\n" not in text
@@ -255,7 +255,7 @@ def test_a_server_that_gives_another_file_is_not_believed(places, server, with_h
         weights.load_weights()
     text = str(told.value)
     assert "what the server gave is not the published file" in text
-    assert "--inception-weights FILE" in text
+    assert "inception_weights FILE" in text
     assert "\n" not in text
     assert not list((places / "cache").rglob("*.pth"))
 

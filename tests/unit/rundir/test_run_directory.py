@@ -107,7 +107,7 @@ def test_a_folder_in_use_is_refused_with_the_way_on(tmp_path):
         RunDir.create(run.path, **INITIAL)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(CheckpointError, match="holds other files; give another --out"):
+    with pytest.raises(CheckpointError, match="holds other files; give another out"):
         RunDir.create(tmp_path / "other", **INITIAL)
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):

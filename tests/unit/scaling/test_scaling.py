@@ -128,13 +128,13 @@ def test_classes_have_equally_many_pictures_and_a_worker_each(tmp_path, monkeypa
     assert limit is not None
     smaller = settings(method="per-class", grids=(), sets=(*asked.sets, "data.limit_per_class=40"))
     assert {unit.config.data.limit_per_class for unit in plan_of(smaller)} == {40} != {limit}
-    with pytest.raises(ConfigError, match=r"^--workers 4: .* has 3; ask for at most 3$"):
+    with pytest.raises(ConfigError, match=r"^workers 4: .* has 3; ask for at most 3$"):
         plan_of(settings(method="per-class", grids=(), workers=4, sets=asked.sets))
 
 
 @pytest.mark.parametrize("text", ["rounds=7", "cellular.rows=2", "data.source=mnist", "method=x"])
 def test_what_the_bench_varies_cannot_be_set(text):
-    with pytest.raises(ConfigError, match=f"^--set {text}: "):
+    with pytest.raises(ConfigError, match=f"^sets {text}: "):
         settings(sets=(text,))
 
 
