@@ -59,10 +59,10 @@ def feature_weights(file: str | Path | None = None) -> FeatureWeights:
     return _installed()
 
 
-def missing(file: str | Path | None = None) -> str | None:
+def missing() -> str | None:
     """Why there are no weights, in a few words; None where there are."""
     try:
-        feature_weights(file)
+        feature_weights()
     except (DataError, MachineError) as error:
         return str(error)
     return None

@@ -73,7 +73,7 @@ def run_all(
                 running.remove(child)
                 child.log.close()
                 done += 1
-                if not _fine(child, out):
+                if not _fine(child):
                     failed.append(child.unit.name)
                 pace = (time.monotonic() - started) / (done - before)
                 left = pace * (len(units) - done)
@@ -144,7 +144,7 @@ def _start(unit: SweepRun, out: Path, each_s: float) -> _Child:
     return _Child(unit, process, log)
 
 
-def _fine(child: _Child, out: Path) -> bool:
+def _fine(child: _Child) -> bool:
     """Whether a run ended well; one that could not begin at all is an error of the sweep."""
     code = child.process.returncode
     if code in (EXIT_FINE, EXIT_FAILED_CELL):
