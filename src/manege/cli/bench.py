@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manege.cli.output import emit_json, say
+from manege.cli.output import emit_json, say, tell_progress
 from manege.errors import EXIT_STOPPED, ConfigError, MachineError
 
 if TYPE_CHECKING:
-    from manege.scaling import ScalingProgress, Settings
+    from manege.experiments.scaling import Settings
 
 app = typer.Typer(help="Measure this machine: how training scales.", no_args_is_help=True)
 
@@ -91,7 +91,7 @@ def scaling(
     started again: what was measured is kept. Writes results.json, tables.md and plot.png.
     """
     from manege import machine
-    from manege.scaling import (
+    from manege.experiments.scaling import (
         Settings,
         check_files,
         measure_all,
@@ -123,7 +123,9 @@ def scaling(
     _keep_plan(settings, found, out)
     try:
         with StopSignals() as stop:
-            runs, sent = measure_all(units, out, runtime=settings.runtime, tell=_tell, stop=stop)
+            runs, sent = measure_all(
+                units, out, runtime=settings.runtime, tell=tell_progress, stop=stop
+            )
     except KeyboardInterrupt:
         say(f"stopped, and what was measured is kept; go on with the same command (folder {out})")
         raise typer.Exit(EXIT_STOPPED) from None
@@ -174,11 +176,3 @@ def _keep_plan(settings: Settings, found: dict[str, Any], out: Path) -> None:
     with blaming(out):
         make_folder(out)
     write_atomic(kept, content)
-
-
-def _tell(progress: ScalingProgress) -> None:
-    from manege.progress import duration
-
-    left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
-    sys.stderr.write(f"{progress.done} of {progress.total} runs{left}: {progress.latest}\n")
-    sys.stderr.flush()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from manege.cli.output import emit_json, say
+from manege.cli.output import emit_json, say, tell_progress
 from manege.errors import EXIT_FAILED_CELL, EXIT_STOPPED
-
-if TYPE_CHECKING:
-    from manege.sweep import SweepProgress
 
 
 def sweep(
@@ -34,9 +31,15 @@ def sweep(
     table.json, plot.png, curve.png and sheets/ into the folder.
     """
     from manege.errors import ConfigError
+    from manege.experiments.sweep import (
+        load_plan,
+        measure_all,
+        replaced_presets,
+        run_all,
+        write_table,
+    )
     from manege.progress import counter
     from manege.stopping import StopSignals
-    from manege.sweep import load_plan, measure_all, replaced_presets, run_all, write_table
 
     if jobs < 1:
         raise ConfigError(f"--jobs {jobs}: expected at least 1")
@@ -51,7 +54,9 @@ def sweep(
     try:
         for each_s in settled.budget_s:
             with StopSignals() as stop:
-                failed = run_all(units, out, each_s=each_s, jobs=jobs, tell=_tell, stop=stop)
+                failed = run_all(
+                    units, out, each_s=each_s, jobs=jobs, tell=tell_progress, stop=stop
+                )
             stages.append(
                 measure_all(
                     settled,
@@ -99,15 +104,6 @@ def _keep_plan(plan: Path, out: Path) -> None:
     if not kept.exists() and any(out.iterdir()):
         raise ConfigError(f"{out}: not empty, and not a sweep; choose another --out")
     write_atomic(kept, content)
-
-
-def _tell(progress: SweepProgress) -> None:
-    from manege.progress import duration
-
-    left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
-    failed = f", {len(progress.failed)} failed" if progress.failed else ""
-    sys.stderr.write(f"{progress.done} of {progress.total} runs{failed}{left}: {progress.latest}\n")
-    sys.stderr.flush()
 
 
 def _warn(text: str) -> None:

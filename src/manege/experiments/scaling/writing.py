@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from manege.experiments.scaling.tables import Row, tables_of
 from manege.files import write_atomic
 from manege.report.charts import WIDE, Whisker, bars, whiskers
 from manege.report.drawing import Drawing, png_of
-from manege.scaling.tables import Row, tables_of
 
 
 def write_results(results: Mapping[str, Any], out: Path) -> tuple[Path, Path, Path]:

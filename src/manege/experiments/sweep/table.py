@@ -20,6 +20,8 @@ from manege import pictures
 from manege.config.schema import TOY_NAMES
 from manege.errors import CheckpointError
 from manege.evaluation import EvaluationOptions, evaluate
+from manege.experiments.sweep.plan import Plan, SweepRun
+from manege.experiments.sweep.runs import run_folder, trained_s
 from manege.files import below, make_folder, read_capped, write_atomic
 from manege.metrics import Counting
 from manege.report.charts import WIDE, Curve, Whisker, curves, whiskers
@@ -27,8 +29,6 @@ from manege.report.drawing import SERIES, png_of
 from manege.report.series import Quantiles
 from manege.rundir import RunDir
 from manege.sampler import Model, open_model
-from manege.sweep.plan import Plan, SweepRun
-from manege.sweep.runs import run_folder, trained_s
 
 METRICS = ("kid", "fd", "prdc", "labels")
 TOY_METRICS = ("kid", "fd", "prdc", "modes")
