@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from manege.cli.options import DataRoot, Json
 from manege.cli.output import emit_json, say, tell_progress
 from manege.errors import EXIT_STOPPED, ConfigError, MachineError
 
@@ -74,16 +75,12 @@ def scaling(
     preset: Annotated[
         str | None, typer.Option(help="As of `manege train`; else the method's default.")
     ] = None,
-    data_root: Annotated[
-        str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")
-    ] = None,
+    data_root: DataRoot = None,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other key of all runs; repeatable."),
     ] = None,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object.")
-    ] = False,
+    json_: Json = False,
 ) -> None:
     """Measure weak and strong scaling, memory, cores, profile and, of a grid, cells' traffic.
 

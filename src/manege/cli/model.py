@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from manege.cli.options import Json
 from manege.cli.output import emit_json, say
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look into models, join them, take classes out.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="The model folder to make.")]
 
 

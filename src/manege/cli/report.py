@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
+from manege.cli.options import Json
 from manege.cli.output import emit_json, say
-
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
 def report(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from manege.cli.options import Classes, DataRoot, Json
 from manege.cli.output import emit_json, say
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from manege.metrics import Score
     from manege.report.records import Settled
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Metrics = Annotated[
     str | None,
     typer.Option(
@@ -30,7 +30,6 @@ Count = Annotated[
     int | None,
     typer.Option(help="Pictures to compare; else as many as the reference, 1,000 to 10,000."),
 ]
-Classes = Annotated[str | None, typer.Option(help="Only these labels, separated by commas.")]
 Features = Annotated[
     str,
     typer.Option(
@@ -65,7 +64,6 @@ FewSamples = Annotated[
         "--allow-few-samples", help="FID and others on too few pictures too; they are marked."
     ),
 ]
-DataRoot = Annotated[str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")]
 
 
 def evaluate(

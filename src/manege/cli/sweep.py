@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from manege.cli.options import DataRoot, Json
 from manege.cli.output import emit_json, say, tell_progress
 from manege.errors import EXIT_FAILED_CELL, EXIT_STOPPED
 
@@ -16,12 +17,8 @@ def sweep(
     plan: Annotated[Path, typer.Argument(metavar="FILE", help="The plan, a YAML file.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the sweep; goes on there.")],
     jobs: Annotated[int, typer.Option(help="Runs at the same time, a process each.")] = 1,
-    data_root: Annotated[
-        str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")
-    ] = None,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object.")
-    ] = False,
+    data_root: DataRoot = None,
+    json_: Json = False,
 ) -> None:
     """Train recipes on the same classes and seeds at equal CPU time, and compare their scores.
 
