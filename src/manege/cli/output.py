@@ -27,11 +27,16 @@ def emit_json(value: dict[str, Any]) -> None:
     say(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
+def tell(text: str) -> None:
+    """A line on standard error: what goes on, or a warning."""
+    sys.stderr.write(f"{text}\n")
+
+
 def tell_progress(progress: ExperimentProgress) -> None:
     """A line on standard error for a run that has ended, of many."""
     from manege.progress import duration
 
     left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
     failed = f", {len(progress.failed)} failed" if progress.failed else ""
-    sys.stderr.write(f"{progress.done} of {progress.total} runs{failed}{left}: {progress.latest}\n")
+    tell(f"{progress.done} of {progress.total} runs{failed}{left}: {progress.latest}")
     sys.stderr.flush()

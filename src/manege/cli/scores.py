@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manege.cli.options import Classes, DataRoot, Json
-from manege.cli.output import emit_json, say
+from manege.cli.output import emit_json, say, tell
 
 if TYPE_CHECKING:
     from manege.comparison import Comparison
@@ -121,7 +120,7 @@ def evaluate(
         allow_few_samples=allow_few_samples,
         data_root=data_root,
     )
-    evaluation = run_evaluation(subject, data, options, say=_tell, counting=counter)
+    evaluation = run_evaluation(subject, data, options, say=tell, counting=counter)
     if json_:
         emit_json(as_json(evaluation))
         return
@@ -183,7 +182,7 @@ def compare(
     )
     with blaming(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    comparison = run_comparison(runs, data, options, say=_tell, counting=counter)
+    comparison = run_comparison(runs, data, options, say=tell, counting=counter)
     save_png(out, comparison.sheet, {"runs": ", ".join(comparison.runs), "seed": str(seed)})
     if json_:
         emit_json({**comparison.as_dict(), "sheet": str(out)})
@@ -236,10 +235,6 @@ def _labels(text: str | None) -> tuple[str, ...] | None:
 
 def _groups(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(part.strip() for part in text.split(","))
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
 
 
 def _print(evaluation: Evaluation) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from manege.cli.options import DataRoot, Json
-from manege.cli.output import emit_json, say, tell_progress
+from manege.cli.output import emit_json, say, tell, tell_progress
 from manege.errors import EXIT_FAILED_CELL, EXIT_STOPPED
 
 
@@ -43,7 +42,7 @@ def sweep(
     settled, units = load_plan(plan, data_root)
     _keep_plan(plan, out)
     for recipe, (asked, used) in replaced_presets(settled, units).items():
-        _warn(
+        tell(
             f"{recipe}: preset {used} is trained, not {asked}, as always on {settled.data}; name "
             "critic.kind to have it otherwise"
         )
@@ -60,7 +59,7 @@ def sweep(
                     units,
                     out,
                     each_s=each_s,
-                    say=_warn,
+                    say=tell,
                     counting=counter,
                     data_root=data_root,
                 )
@@ -101,7 +100,3 @@ def _keep_plan(plan: Path, out: Path) -> None:
     if not kept.exists() and any(out.iterdir()):
         raise ConfigError(f"{out}: not empty, and not a sweep; choose another --out")
     write_atomic(kept, content)
-
-
-def _warn(text: str) -> None:
-    sys.stderr.write(f"{text}\n")

@@ -27,9 +27,9 @@ from manege.files import (
     write_atomic,
 )
 from manege.rundir import checkpoints, creation, events, lock
-from manege.rundir.checkpoints import Checkpoint, Owner, Pending
+from manege.rundir.checkpoints import Checkpoint, Owner
 from manege.rundir.jsontext import finite, parse_object, readable
-from manege.rundir.manifest import Commit
+from manege.rundir.manifest import Commit, Pending
 from manege.rundir.names import cell_folder
 from manege.rundir.tensors import Array
 
