@@ -216,7 +216,10 @@ def _write_sheet(path: Path, model: Model, seed: int) -> None:
 
 
 def write_table(stages: Sequence[Stage], plan: Plan, out: Path) -> list[Path]:
-    """table.md (and table.json beside it), plot.png and, of several times, curve.png; all paths."""
+    """table.md (and table.json beside it), plot.png and, of several times, curve.png; all paths.
+
+    Where nothing could be measured there are no pictures.
+    """
     last = stages[-1]
     table = out / "table.md"
     write_atomic(table, "\n".join(_markdown(stage, plan) for stage in stages).encode())
@@ -231,7 +234,7 @@ def write_table(stages: Sequence[Stage], plan: Plan, out: Path) -> list[Path]:
     if any(row.values.get("kid") for row in last.rows):
         write_atomic(out / "plot.png", _plot(last, plan))
         drawn.append(out / "plot.png")
-    if len(stages) > 1:
+    if len(stages) > 1 and any(row.values.get("kid") for stage in stages for row in stage.rows):
         write_atomic(out / "curve.png", _curve(stages, plan))
         drawn.append(out / "curve.png")
     return drawn
@@ -313,8 +316,10 @@ def _curve(stages: Sequence[Stage], plan: Plan) -> bytes:
             seeds = max(len(values) for _, values in found)
             shown.append(Curve(recipe, Quantiles(times, levels, seeds), colour))
         if shown:
+            # One alone has no name beside its end.
+            note = _which(plan) + (f"; {recipes[0]}" if len(recipes) == 1 else "")
             title = _direction(name)
-            drawings.append(curves(title, _which(plan), shown, width=WIDE, along="CPU second"))
+            drawings.append(curves(title, note, shown, width=WIDE, along="CPU second"))
     return png_of(drawings)
 
 
