@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from manege.scaling import Settings, measure_all, plan_of
+from manege.experiments.scaling import Settings, measure_all, plan_of
 from tests.helpers.command import run_here
 
 from .conftest import Command

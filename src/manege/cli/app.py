@@ -14,6 +14,7 @@ from manege.cli import report as reporting
 from manege.cli import sweep as sweeping
 from manege.cli import verdict as verdicts
 from manege.cli import watch as watching
+from manege.cli.options import Classes, DataRoot, Json, RunFolder
 from manege.cli.output import emit_json, say
 from manege.errors import (
     EXIT_FAILED_CELL,
@@ -41,8 +42,6 @@ app.add_typer(data.app, name="data")
 app.add_typer(model.app, name="model")
 app.add_typer(bench.app, name="bench")
 app.add_typer(slurm.app, name="slurm")
-
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -105,9 +104,7 @@ def train(
             help="Training time instead of rounds, shared out over the classes: 10m, 1h30m."
         ),
     ] = None,
-    classes: Annotated[
-        str | None, typer.Option(help="Only these labels, separated by commas.")
-    ] = None,
+    classes: Classes = None,
     size: Annotated[int | None, typer.Option(help="Side; else the data's own.")] = None,
     channels: Annotated[
         int | None, typer.Option(help="1 grey, 3 colour; else as the data.")
@@ -177,9 +174,7 @@ def train(
     sheet_every: Annotated[
         int | None, typer.Option(help="Draw sample sheets every so many rounds.")
     ] = None,
-    data_root: Annotated[
-        str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")
-    ] = None,
+    data_root: DataRoot = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file over the preset.")] = None,
     sets: Annotated[
         list[str] | None,
@@ -266,7 +261,7 @@ def train(
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: RunFolder,
     rounds: Annotated[int | None, typer.Option(help="New total of rounds.")] = None,
     budget: Annotated[str | None, typer.Option(help="New total of training time.")] = None,
     workers: running.Workers = "auto",

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manege.cli.output import emit_json, say
+from manege.cli.options import DataRoot, Json
+from manege.cli.output import emit_json, say, tell_progress
 from manege.errors import EXIT_STOPPED, ConfigError, MachineError
 
 if TYPE_CHECKING:
-    from manege.scaling import ScalingProgress, Settings
+    from manege.experiments.scaling import Settings
 
 app = typer.Typer(help="Measure this machine: how training scales.", no_args_is_help=True)
 
@@ -74,16 +75,12 @@ def scaling(
     preset: Annotated[
         str | None, typer.Option(help="As of `manege train`; else the method's default.")
     ] = None,
-    data_root: Annotated[
-        str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")
-    ] = None,
+    data_root: DataRoot = None,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other key of all runs; repeatable."),
     ] = None,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object.")
-    ] = False,
+    json_: Json = False,
 ) -> None:
     """Measure weak and strong scaling, memory, cores, profile and, of a grid, cells' traffic.
 
@@ -91,7 +88,7 @@ def scaling(
     started again: what was measured is kept. Writes results.json, tables.md and plot.png.
     """
     from manege import machine
-    from manege.scaling import (
+    from manege.experiments.scaling import (
         Settings,
         check_files,
         measure_all,
@@ -123,7 +120,9 @@ def scaling(
     _keep_plan(settings, found, out)
     try:
         with StopSignals() as stop:
-            runs, sent = measure_all(units, out, runtime=settings.runtime, tell=_tell, stop=stop)
+            runs, sent = measure_all(
+                units, out, runtime=settings.runtime, tell=tell_progress, stop=stop
+            )
     except KeyboardInterrupt:
         say(f"stopped, and what was measured is kept; go on with the same command (folder {out})")
         raise typer.Exit(EXIT_STOPPED) from None
@@ -174,11 +173,3 @@ def _keep_plan(settings: Settings, found: dict[str, Any], out: Path) -> None:
     with blaming(out):
         make_folder(out)
     write_atomic(kept, content)
-
-
-def _tell(progress: ScalingProgress) -> None:
-    from manege.progress import duration
-
-    left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
-    sys.stderr.write(f"{progress.done} of {progress.total} runs{left}: {progress.latest}\n")
-    sys.stderr.flush()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manege import progress
+from manege.cli.options import Classes, DataRoot, Json
 from manege.cli.output import emit_json, say
 
 if TYPE_CHECKING:
@@ -16,14 +17,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="What datasets there are, and what is in one.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-
 
 @app.command("list")
 def list_(
-    data_root: Annotated[
-        str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")
-    ] = None,
+    data_root: DataRoot = None,
     json_: Json = False,
 ) -> None:
     """List the datasets that have a name, and what else `train` takes."""
@@ -41,14 +38,10 @@ def list_(
 @app.command()
 def check(
     data: Annotated[str, typer.Argument(help="A dataset's name, an image folder, or an .npz.")],
-    classes: Annotated[
-        str | None, typer.Option(help="Only these labels, separated by commas.")
-    ] = None,
+    classes: Classes = None,
     size: Annotated[int | None, typer.Option(help="Side the pictures will have.")] = None,
     channels: Annotated[int | None, typer.Option(help="1 grey, 3 colour.")] = None,
-    data_root: Annotated[
-        str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")
-    ] = None,
+    data_root: DataRoot = None,
     sheet: Annotated[
         Path | None, typer.Option(help="Also write a picture sheet, a row a class: sheet.png.")
     ] = None,

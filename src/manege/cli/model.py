@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manege.cli.flags import SHORT_OUT
+from manege.cli.options import Json
 from manege.cli.output import emit_json, say
 from manege.errors import fields_named
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look into models, join them, take classes out.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="The model folder to make.")]
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manege.errors import MachineError
+
+if TYPE_CHECKING:
+    from manege.experiments.children import ExperimentProgress
 
 
 def say(text: str, end: str = "\n") -> None:
@@ -22,3 +25,18 @@ def say(text: str, end: str = "\n") -> None:
 def emit_json(value: dict[str, Any]) -> None:
     """The whole result."""
     say(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def tell(text: str) -> None:
+    """A line on standard error: what goes on, or a warning."""
+    sys.stderr.write(f"{text}\n")
+
+
+def tell_progress(progress: ExperimentProgress) -> None:
+    """A line on standard error for a run that has ended, of many."""
+    from manege.progress import duration
+
+    left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
+    failed = f", {len(progress.failed)} failed" if progress.failed else ""
+    tell(f"{progress.done} of {progress.total} runs{failed}{left}: {progress.latest}")
+    sys.stderr.flush()

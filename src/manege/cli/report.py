@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from manege.cli.flags import SHORT_OUT
+from manege.cli.options import Json
 from manege.cli.output import emit_json, say
 from manege.errors import fields_named
-
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
 def report(

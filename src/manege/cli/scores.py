@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manege.cli.output import emit_json, say
+from manege.cli.options import Classes, DataRoot, Json
+from manege.cli.output import emit_json, say, tell
 
 if TYPE_CHECKING:
     from manege.comparison import Comparison
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from manege.metrics import Score
     from manege.report.records import Settled
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Metrics = Annotated[
     str | None,
     typer.Option(
@@ -30,7 +29,6 @@ Count = Annotated[
     int | None,
     typer.Option(help="Pictures to compare; else as many as the reference, 1,000 to 10,000."),
 ]
-Classes = Annotated[str | None, typer.Option(help="Only these labels, separated by commas.")]
 Features = Annotated[
     str,
     typer.Option(
@@ -65,7 +63,6 @@ FewSamples = Annotated[
         "--allow-few-samples", help="FID and others on too few pictures too; they are marked."
     ),
 ]
-DataRoot = Annotated[str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")]
 
 
 def evaluate(
@@ -123,7 +120,7 @@ def evaluate(
         allow_few_samples=allow_few_samples,
         data_root=data_root,
     )
-    evaluation = run_evaluation(subject, data, options, say=_tell, counting=counter)
+    evaluation = run_evaluation(subject, data, options, say=tell, counting=counter)
     if json_:
         emit_json(as_json(evaluation))
         return
@@ -185,7 +182,7 @@ def compare(
     )
     with blaming(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    comparison = run_comparison(runs, data, options, say=_tell, counting=counter)
+    comparison = run_comparison(runs, data, options, say=tell, counting=counter)
     save_png(out, comparison.sheet, {"runs": ", ".join(comparison.runs), "seed": str(seed)})
     if json_:
         emit_json({**comparison.as_dict(), "sheet": str(out)})
@@ -238,10 +235,6 @@ def _labels(text: str | None) -> tuple[str, ...] | None:
 
 def _groups(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(part.strip() for part in text.split(","))
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
 
 
 def _print(evaluation: Evaluation) -> None:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from manege.cli.output import emit_json, say
+from manege.cli.options import DataRoot, Json
+from manege.cli.output import emit_json, say, tell, tell_progress
 from manege.errors import EXIT_FAILED_CELL, EXIT_STOPPED
-
-if TYPE_CHECKING:
-    from manege.sweep import SweepProgress
 
 
 def sweep(
     plan: Annotated[Path, typer.Argument(metavar="FILE", help="The plan, a YAML file.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the sweep; goes on there.")],
     jobs: Annotated[int, typer.Option(help="Runs at the same time, a process each.")] = 1,
-    data_root: Annotated[
-        str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")
-    ] = None,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object.")
-    ] = False,
+    data_root: DataRoot = None,
+    json_: Json = False,
 ) -> None:
     """Train recipes on the same classes and seeds at equal CPU time, and compare their scores.
 
@@ -34,16 +27,22 @@ def sweep(
     table.json, plot.png, curve.png and sheets/ into the folder.
     """
     from manege.errors import ConfigError
+    from manege.experiments.sweep import (
+        load_plan,
+        measure_all,
+        replaced_presets,
+        run_all,
+        write_table,
+    )
     from manege.progress import counter
     from manege.stopping import StopSignals
-    from manege.sweep import load_plan, measure_all, replaced_presets, run_all, write_table
 
     if jobs < 1:
         raise ConfigError(f"--jobs {jobs}: expected at least 1")
     settled, units = load_plan(plan, data_root)
     _keep_plan(plan, out)
     for recipe, (asked, used) in replaced_presets(settled, units).items():
-        _warn(
+        tell(
             f"{recipe}: preset {used} is trained, not {asked}, as always on {settled.data}; name "
             "critic.kind to have it otherwise"
         )
@@ -51,14 +50,16 @@ def sweep(
     try:
         for each_s in settled.budget_s:
             with StopSignals() as stop:
-                failed = run_all(units, out, each_s=each_s, jobs=jobs, tell=_tell, stop=stop)
+                failed = run_all(
+                    units, out, each_s=each_s, jobs=jobs, tell=tell_progress, stop=stop
+                )
             stages.append(
                 measure_all(
                     settled,
                     units,
                     out,
                     each_s=each_s,
-                    say=_warn,
+                    say=tell,
                     counting=counter,
                     data_root=data_root,
                 )
@@ -99,16 +100,3 @@ def _keep_plan(plan: Path, out: Path) -> None:
     if not kept.exists() and any(out.iterdir()):
         raise ConfigError(f"{out}: not empty, and not a sweep; choose another --out")
     write_atomic(kept, content)
-
-
-def _tell(progress: SweepProgress) -> None:
-    from manege.progress import duration
-
-    left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
-    failed = f", {len(progress.failed)} failed" if progress.failed else ""
-    sys.stderr.write(f"{progress.done} of {progress.total} runs{failed}{left}: {progress.latest}\n")
-    sys.stderr.flush()
-
-
-def _warn(text: str) -> None:
-    sys.stderr.write(f"{text}\n")

@@ -13,25 +13,24 @@ import typer
 
 from manege.cli import model, running
 from manege.cli.flags import SHORT_OUT
+from manege.cli.options import DataRoot, Json, RunFolder
 from manege.cli.output import emit_json, say
 from manege.errors import ConfigError, fields_named
 
 if TYPE_CHECKING:
     from manege.verdict import Verdict, VerdictOptions
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Data = Annotated[
     str | None,
     typer.Option(help="The data the run was trained on, if they lie elsewhere now."),
 ]
-DataRoot = Annotated[str | None, typer.Option(help="Where named datasets lie; else MANEGE_DATA.")]
 
 _SHOW_EVERY_S = 0.5
 _CLEAR = "\r\033[K"
 
 
 def verdict(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: RunFolder,
     data: Data = None,
     seeds: Annotated[int, typer.Option(help="Trainings of each arm, paired over the arms.")] = 5,
     steps: Annotated[
@@ -76,7 +75,7 @@ def verdict(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: RunFolder,
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="The model folder to make; an image folder to balance."),

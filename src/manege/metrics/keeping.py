@@ -1,10 +1,15 @@
-"""Published weights in our own form, kept in the cache: safetensors, verified when read."""
+"""Published weights: found on this machine, read, and kept in the cache in our own form.
+
+What is kept is safetensors, verified when it is read.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
+import importlib.util
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import safetensors
 import safetensors.numpy
@@ -12,9 +17,37 @@ import torch
 from torch import Tensor
 
 from manege.data import cache_folder
+from manege.errors import DataError
 from manege.files import blaming, make_folder, read_capped, write_atomic
 
 CAP_BYTES = 1 << 28
+
+
+def packaged(package: str, place: str) -> Path | None:
+    """A file of a package, found without importing it; None where there is none."""
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = Path(spec.submodule_search_locations[0]) / place
+    return path if path.is_file() else None
+
+
+def content_of(path: Path, cap: int, called: str, expected: str) -> bytes:
+    """What a file of weights holds; DataError, with what it is called, when it cannot be read."""
+    try:
+        return read_capped(path, cap)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"{called}: cannot be read ({reason}); {expected}") from None
+
+
+def digest_of(tensors: Mapping[str, Tensor], names: Iterable[str]) -> str:
+    """The digest of the named tensors' numbers, whatever file they came from."""
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def keep(kind: str, tensors: Mapping[str, Tensor], source_sha256: str) -> None:

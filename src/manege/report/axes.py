@@ -117,9 +117,9 @@ def tick_text(value: float, ticks: Sequence[float]) -> str:
     return f"{value:,.{places}f}".replace("-", "−")
 
 
-def draw_y(drawing: Drawing, scale: Scale, left: float, right: float, count: int = 5) -> None:
+def draw_y(drawing: Drawing, scale: Scale, left: float, right: float) -> None:
     """Rules across, and their numbers at the left."""
-    ticks = scale.ticks(count)
+    ticks = scale.ticks()
     for tick in ticks:
         y = scale(tick)
         drawing.line([(left, y), (right, y)], "rule")
@@ -136,11 +136,11 @@ def draw_ends(drawing: Drawing, scale: Scale, bottom: float, label: str) -> None
     drawing.text((scale.end, bottom + 16), last, size=TICK, colour="muted", anchor="end")
 
 
-def draw_rounds(drawing: Drawing, scale: Scale, bottom: float, label: str | None = "round") -> None:
-    """Numbers of rounds below; the word for them stands with the last."""
+def draw_rounds(drawing: Drawing, scale: Scale, bottom: float, label: str = "round") -> None:
+    """Numbers of rounds below, or of what is said; the word for them stands with the last."""
     last = round(scale.high)
     room = abs(scale.end - scale.start)
-    end = scale.end - text_width(f"{label or ''} {last:,}", TICK) - 8
+    end = scale.end - text_width(f"{label} {last:,}", TICK) - 8
     for tick in whole_ticks(round(scale.low), last, max(2, int(room / 70))):
         x, text = scale(tick), f"{tick:,}"
         if tick == last or x + text_width(text, TICK) / 2 <= end:
@@ -148,5 +148,5 @@ def draw_rounds(drawing: Drawing, scale: Scale, bottom: float, label: str | None
         if tick != last and x + text_width(text, TICK) / 2 <= end:
             drawing.text((x, bottom + 16), text, size=TICK, colour="muted", anchor="middle")
     drawing.line([(scale.end, bottom), (scale.end, bottom + 4)], "muted")
-    words = f"{label} {last:,}" if label else f"{last:,}"
-    drawing.text((scale.end + 3, bottom + 16), words, size=TICK, colour="muted", anchor="end")
+    place = (scale.end + 3, bottom + 16)
+    drawing.text(place, f"{label} {last:,}", size=TICK, colour="muted", anchor="end")

@@ -60,6 +60,8 @@ class Whisker:
     colour: str = "c0"
     floor: float | None = None
     """What real pictures get."""
+    points: Sequence[float] = ()
+    """The single numbers that it stands for."""
 
 
 def head(drawing: Drawing, note: str) -> None:
@@ -76,10 +78,11 @@ def curves(
     width: float = HALF,
     height: float = 260.0,
     log: bool = False,
+    along: str = "round",
 ) -> Drawing:
     """Medians over the rounds, with the middle half and the middle four fifths of the cells."""
     ends = ", ".join(f"{one.label} ends at {told(float(one.values.median[-1]))}" for one in shown)
-    drawing = Drawing(width, height, title, f"{note} Curves over the rounds: {ends}.")
+    drawing = Drawing(width, height, title, f"{note} Curves over the {along}s: {ends}.")
     head(drawing, note)
     labels = max(text_width(one.label, 12) for one in shown) if len(shown) > 1 else 0.0
     left, right, bottom = 56.0, width - (labels + 16 if labels else 10), height - 26
@@ -89,7 +92,7 @@ def curves(
     last = max(float(one.values.rounds[-1]) for one in shown)
     x = rounds_scale(math.ceil(last), left, right)
     draw_y(drawing, y, left, right)
-    draw_rounds(drawing, x, bottom)
+    draw_rounds(drawing, x, bottom, along)
     for one in shown:
         _band(drawing, one, x, y)
     for one in shown:
@@ -142,11 +145,9 @@ def _end_labels(
         drawing.text((left, place + 4), one.label, size=12, colour=one.colour)
 
 
-def multiples(
-    title: str, note: str, panels: Sequence[Panel], *, log: bool = False, columns: int | None = None
-) -> Drawing:
+def multiples(title: str, note: str, panels: Sequence[Panel], *, log: bool = False) -> Drawing:
     """Many small figures on the same axes, so that one look compares them."""
-    columns = columns or _columns(len(panels))
+    columns = _columns(len(panels))
     rows = math.ceil(len(panels) / columns)
     left, gap = 52.0, 18.0
     wide = (WIDE - left - gap * (columns - 1)) / columns
@@ -231,7 +232,15 @@ def bars(
     return drawing
 
 
-def whiskers(title: str, note: str, rows: Sequence[Whisker], *, width: float = HALF) -> Drawing:
+def whiskers(
+    title: str,
+    note: str,
+    rows: Sequence[Whisker],
+    *,
+    width: float = HALF,
+    log: bool = False,
+    zero: bool = False,
+) -> Drawing:
     """Numbers with their intervals, one below the other; a short line where real pictures are."""
     step = 26.0
     height = TOP + len(rows) * step + 30
@@ -243,12 +252,13 @@ def whiskers(title: str, note: str, rows: Sequence[Whisker], *, width: float = H
     left = min(width * 0.42, max(text_width(one.label, 12) for one in rows) + 20)
     room = max(text_width(told(one.value), 12) for one in rows) + 14
     ends = [v for one in rows for v in (one.value, one.low, one.high, one.floor) if v is not None]
+    ends += [v for one in rows for v in one.points]
     bottom = TOP + len(rows) * step
-    x = scale_for(ends, left, width - room)
+    x = scale_for(ends, left, width - room, log=log, zero=zero)
     ticks = x.ticks(4)
     for tick in ticks:
         drawing.line([(x(tick), TOP - 4), (x(tick), bottom)], "rule")
-        text = tick_text(tick, ticks)
+        text = f"{tick:g}" if x.log else tick_text(tick, ticks)
         drawing.text((x(tick), bottom + 15), text, size=TICK, colour="muted", anchor="middle")
     for number, one in enumerate(rows):
         y = TOP + number * step + 11
@@ -260,6 +270,8 @@ def whiskers(title: str, note: str, rows: Sequence[Whisker], *, width: float = H
         if one.floor is not None:
             place = x(one.floor)
             drawing.line([(place, y - 9), (place, y + 9)], "ink", 1.6, dash=True)
+        for point in one.points:
+            drawing.dot((x(point), y), 3.2, "paper", stroke=one.colour)
         drawing.dot((x(one.value), y), 4.2, one.colour)
         drawing.text((width - 2, y + 4), told(one.value), size=12, anchor="end", bold=True)
     return drawing

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import html
-import importlib.util
 import io
 import re
 from collections.abc import Iterable, Sequence
@@ -54,6 +53,7 @@ SERIES = ("c0", "c1", "c2", "c3", "c4", "c5", "c7", "c6")
 FAMILY = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 Point = tuple[float, float]
+_ENLARGED = 2
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -98,10 +98,9 @@ class Drawing:
         *,
         opacity: float = 1.0,
         dash: bool = False,
-        told: str = "",
     ) -> None:
         """A line through the points."""
-        shape = _Shape("line", tuple(points), None, colour, width, opacity, dash, told=told)
+        shape = _Shape("line", tuple(points), None, colour, width, opacity, dash)
         if len(shape.points) > 1:
             self._shapes.append(shape)
 
@@ -118,15 +117,12 @@ class Drawing:
         colour: str | None,
         *,
         stroke: str | None = None,
-        opacity: float = 1.0,
         radius: float = 0.0,
         told: str = "",
     ) -> None:
         """A rectangle."""
         corners = ((left, top), (left + width, top + height))
-        self._shapes.append(
-            _Shape("box", corners, colour, stroke, 1.0, opacity, radius=radius, told=told)
-        )
+        self._shapes.append(_Shape("box", corners, colour, stroke, radius=radius, told=told))
 
     def dot(
         self,
@@ -173,17 +169,34 @@ class Drawing:
             )
         return head + "".join(map(_svg, self._shapes)) + "</svg>"
 
-    def png(self, scale: int = 2) -> bytes:
+    def png(self) -> bytes:
         """As PNG, light, enlarged."""
-        fine = scale * 2  # Drawn larger and made smaller, for smooth edges.
+        buffer = io.BytesIO()
+        self._image().save(buffer, format="PNG", compress_level=4)
+        return buffer.getvalue()
+
+    def _image(self) -> Image.Image:
+        fine = 2 * _ENLARGED  # Drawn larger and made smaller, for smooth edges.
         size = (round(self.width * fine), round(self.height * fine))
         image = Image.new("RGB", size, LIGHT["paper"])
         draw = ImageDraw.Draw(image, "RGBA")
         for shape in self._shapes:
             _paint(draw, shape, fine)
-        buffer = io.BytesIO()
-        image.reduce(2).save(buffer, format="PNG", compress_level=4)
-        return buffer.getvalue()
+        return image.reduce(2)
+
+
+def png_of(drawings: Sequence[Drawing]) -> bytes:
+    """One below the other as a PNG, light, enlarged."""
+    images = [drawing._image() for drawing in drawings]
+    size = max(image.width for image in images), sum(image.height for image in images)
+    sheet = Image.new("RGB", size, LIGHT["paper"])
+    top = 0
+    for image in images:
+        sheet.paste(image, (0, top))
+        top += image.height
+    buffer = io.BytesIO()
+    sheet.save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def escape(text: object) -> str:
@@ -314,11 +327,7 @@ def _dashes(points: Sequence[Point], on: float, off: float) -> list[list[Point]]
 
 
 @functools.cache
-def _font(size: int, bold: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:  # noqa: FBT001
-    """DejaVu, which comes with matplotlib and knows every sign we use; matplotlib is not run."""
-    spec = importlib.util.find_spec("matplotlib")
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        file = Path(place) / "mpl-data/fonts/ttf" / f"DejaVuSans{'-Bold' if bold else ''}.ttf"
-        if file.is_file():
-            return ImageFont.truetype(str(file), size)
-    return ImageFont.load_default(size)
+def _font(size: int, bold: bool) -> ImageFont.FreeTypeFont:  # noqa: FBT001
+    """DejaVu, which knows every sign we use."""
+    file = Path(__file__).parent / "fonts" / f"DejaVuSans{'-Bold' if bold else ''}.ttf"
+    return ImageFont.truetype(str(file), size)

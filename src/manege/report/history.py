@@ -365,10 +365,9 @@ class History:
         # Of a damaged file: a grid has its places taken.
         return (rows, columns) if rows * columns <= 2 * len(sound) + 16 else None
 
-    def lineage(self, cell: str, round_: int | None = None) -> list[tuple[str, int]]:
+    def lineage(self, cell: str) -> list[tuple[str, int]]:
         """Where and when a cell's generator and its forebears were born, the newest first."""
-        end = self.cells[cell].last if round_ is None else round_
-        here = self._birth(cell, end)
+        here = self._birth(cell, self.cells[cell].last)
         line = [here]
         while here[1] > 0:
             row = self.cells[here[0]].rounds.get(here[1]) if here[0] in self.cells else None

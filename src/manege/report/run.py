@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -157,11 +157,11 @@ def _read_files(run: RunRecord) -> None:
     if not run.history.method and run.config.get("method"):
         run.history.method = str(run.config["method"])
     run.evaluations = _newest_first(
-        _kept(run, file) for file in run.path.glob("evaluations/*.json")
+        _whole(run, file, _kept) for file in run.path.glob("evaluations/*.json")
     )
     run.trials = _newest_first(
         # More seeds of a trial hold those before.
-        _trial(run, max(files, key=lambda file: (len(file.name), file.name)))
+        _whole(run, max(files, key=lambda file: (len(file.name), file.name)), _trial)
         for folder in run.path.glob("verdict/*")
         if (files := list(folder.glob("verdict-*-seeds.json")))
     )
@@ -365,42 +365,38 @@ def _tree(value: Any) -> dict[str, Any]:
     return value
 
 
-def _kept(run: RunRecord, file: Path) -> Kept | None:
+def _whole(
+    run: RunRecord, file: Path, read: Callable[[Path, dict[str, Any]], AnyKept]
+) -> AnyKept | None:
+    """What a file that the run has kept holds; None, and a note, when it is damaged."""
     try:
-        tree = _tree(json.loads(file.read_text(encoding="utf-8")))
-        scores = [one for one in tree["scores"] if isinstance(one["value"], int | float)]
-        protocol = _tree(tree["protocol"])
-        for key in ("subject", "reference", "space"):
-            _tree(protocol[key])
-        left_out = {str(key): str(value) for key, value in tree["left_out"].items()}
-        # What was kept before spaces were checked has none.
-        controls = _tree(tree.get("controls", {})).values()
-        blind = [str(one["told"]) for one in controls if one["blind"]]
+        return read(file, _tree(json.loads(file.read_text(encoding="utf-8"))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        run.notes.append(f"evaluations/{file.name} is damaged and was left out.")
+        run.notes.append(f"{file.relative_to(run.path)} is damaged and was left out.")
         return None
-    nearest = file.with_name(f"{file.stem}-nearest.png")
-    return Kept(
-        file.stem,
-        protocol,
-        scores,
-        left_out,
-        file.stat().st_mtime,
-        nearest if nearest.is_file() else None,
-        blind,
-    )
 
 
-def _trial(run: RunRecord, file: Path) -> VerdictRecord | None:
-    try:
-        tree = _tree(json.loads(file.read_text(encoding="utf-8")))
-        check_trial(tree)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        name = file.relative_to(run.path)
-        run.notes.append(f"{name} is damaged and was left out.")
-        return None
-    nearest = file.with_name("nearest.png")
-    return VerdictRecord(tree, file.stat().st_mtime, nearest if nearest.is_file() else None)
+def _kept(file: Path, tree: dict[str, Any]) -> Kept:
+    scores = [one for one in tree["scores"] if isinstance(one["value"], int | float)]
+    protocol = _tree(tree["protocol"])
+    for key in ("subject", "reference", "space"):
+        _tree(protocol[key])
+    left_out = {str(key): str(value) for key, value in tree["left_out"].items()}
+    # What was kept before spaces were checked has none.
+    controls = _tree(tree.get("controls", {})).values()
+    blind = [str(one["told"]) for one in controls if one["blind"]]
+    nearest = _if_there(file.with_name(f"{file.stem}-nearest.png"))
+    made_at = file.stat().st_mtime
+    return Kept(file.stem, protocol, scores, left_out, made_at, nearest, blind)
+
+
+def _trial(file: Path, tree: dict[str, Any]) -> VerdictRecord:
+    check_trial(tree)
+    return VerdictRecord(tree, file.stat().st_mtime, _if_there(file.with_name("nearest.png")))
+
+
+def _if_there(file: Path) -> Path | None:
+    return file if file.is_file() else None
 
 
 def check_trial(tree: Mapping[str, Any]) -> None:

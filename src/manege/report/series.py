@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from manege.report.history import History
-from manege.report.records import CellRecord
 
 MOST_POINTS = 240
 """Along a curve: more than there are pixels between two of them serve nobody."""
@@ -34,15 +33,9 @@ class Quantiles:
         return middle
 
 
-def quantiles(
-    history: History, measure: str, cells: Sequence[CellRecord] | None = None
-) -> Quantiles | None:
-    """The measure over all cells, or some; None when nobody has it."""
-    found = [
-        history.series(cell, measure)
-        for cell in (history.cells.values() if cells is None else cells)
-    ]
-    found = [one for one in found if one]
+def quantiles(history: History, measure: str) -> Quantiles | None:
+    """The measure over all cells; None when nobody has it."""
+    found = [one for cell in history.cells.values() if (one := history.series(cell, measure))]
     if not found:
         return None
     table = np.array([pair for one in found for pair in one], dtype=np.float64)

@@ -31,7 +31,7 @@ def load(path: Path) -> Picture | None:
     return pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels
 
 
-def tiles(sheet: Picture, side: int, *, rows: slice | None = None) -> Picture | None:
+def tiles(sheet: Picture, side: int) -> Picture | None:
     """The pictures of a sheet, N x S x S x C, row by row; None when it is no sheet of that side."""
     scale = viewing_scale(side)
     small = sheet[::scale, ::scale]
@@ -43,7 +43,7 @@ def tiles(sheet: Picture, side: int, *, rows: slice | None = None) -> Picture | 
     cut = small[_GAP:, _GAP:].reshape(
         down // (side + _GAP), side + _GAP, right // (side + _GAP), side + _GAP, -1
     )
-    cut = cut[rows or slice(None), :side, :, :side].transpose(0, 2, 1, 3, 4)
+    cut = cut[:, :side, :, :side].transpose(0, 2, 1, 3, 4)
     return cut.reshape(-1, side, side, cut.shape[-1])
 
 
@@ -78,8 +78,3 @@ def spread_over(items: Sequence[int], count: int) -> list[int]:
         return list(items)
     places = sorted({round(i * (len(items) - 1) / (count - 1)) for i in range(count)})
     return [items[place] for place in places]
-
-
-def squarish(count: int) -> int:
-    """Columns that make so many pictures as square as may be."""
-    return max(1, math.ceil(math.sqrt(count)))

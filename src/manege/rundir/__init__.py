@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from manege.rundir.checkpoints import COMMIT_POINTS, Checkpoint, Pending
+from manege.rundir.checkpoints import COMMIT_POINTS, Checkpoint
 from manege.rundir.creation import check_run
 from manege.rundir.lock import is_held
-from manege.rundir.manifest import Commit
+from manege.rundir.manifest import Commit, Pending
 from manege.rundir.names import cell_folder
 from manege.rundir.run import STATES, RunDir
 

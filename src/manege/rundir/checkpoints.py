@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -34,17 +33,16 @@ from manege.rundir.manifest import (
     PREVIOUS,
     Commit,
     Manifest,
+    Pending,
     Unreadable,
     check_owner,
     encode,
     read_manifest,
     read_manifests,
-    told_file,
 )
 from manege.rundir.tensors import Array, pack, unpack
 
 _SUFFIX = ".safetensors"
-_ASIDE = re.compile(r"\.[0-9A-Za-z][0-9A-Za-z._-]*\.tmp")
 _READ_ATTEMPTS = 10
 _READ_PAUSE_S = 0.01
 
@@ -80,67 +78,6 @@ class Owner:
     identity: str
 
 
-@dataclass(frozen=True)
-class Pending:
-    """A checkpoint written aside, by its name in the cell's folder; no commit until adopted."""
-
-    aside: str
-    bytes: int
-    sha256: str
-    round_: int
-    step: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The checkpoint as messages tell it."""
-        return {
-            "aside": self.aside,
-            "bytes": self.bytes,
-            "sha256": self.sha256,
-            "round": self.round_,
-            "step": self.step,
-        }
-
-    @classmethod
-    def from_json(cls, tree: Any) -> Pending:
-        """What `to_json` told; ValueError for anything else, such as a name with a separator."""
-        return cls(*told_file(tree, "aside", _ASIDE))
-
-
-def commit_to(
-    folder: Path,
-    owner: Owner,
-    *,
-    round_: int,
-    step: int,
-    tensors: Mapping[str, Array],
-    meta: Mapping[str, Any],
-    incarnation: int,
-    trusted: Commit | None,
-) -> Commit:
-    """The new newest generation, on the disk; the one before it stays.
-
-    Args:
-        folder: the cell's, which exists.
-        owner: must own what is there already.
-        round_: of the state.
-        step: of the state, within the round.
-        tensors: numpy arrays by name.
-        meta: anything JSON can say.
-        incarnation: which start of the run writes.
-        trusted: a commit this process wrote or verified, which need not be hashed again.
-    """
-    pending = write_pending(
-        folder,
-        owner,
-        round_=round_,
-        step=step,
-        tensors=tensors,
-        meta=meta,
-        mark=_own_mark(incarnation),
-    )
-    return adopt(folder, owner, pending, incarnation=incarnation, trusted=trusted)
-
-
 def write_pending(
     folder: Path,
     owner: Owner,
@@ -157,7 +94,7 @@ def write_pending(
     """
     name = f"{round_}-{step}{_SUFFIX}"
     aside = f".{name}.{mark}.tmp"
-    if not _ASIDE.fullmatch(aside):
+    if not Pending.may_be_called(aside):
         raise ValueError(f"{aside!r} cannot be a name aside; a mark is letters, digits and dots")
     blob = pack(tensors, _description(owner, round_, step, meta))
     failpoint("commit:before")
@@ -174,10 +111,10 @@ def adopt(
     It is not hashed: its writer did. CheckpointError when it is missing or of another size. After
     any refusal the old manifest counts and nothing is left aside.
     """
-    aside = folder / pending.aside
+    aside = folder / pending.file
     try:
         manifest = _next_manifest(folder, owner, pending, incarnation=incarnation, trusted=trusted)
-        _put(aside, folder, manifest, mark=_own_mark(incarnation))
+        _put(aside, folder, manifest, mark=own_mark(incarnation))
     except (OSError, CheckpointError, MachineError):
         _discard(aside)
         raise
@@ -334,7 +271,8 @@ def _names(round_: int, step: int, incarnation: int) -> Iterator[str]:
         yield f"{round_}-{step}.{incarnation}.{number}{_SUFFIX}"
 
 
-def _own_mark(incarnation: int) -> str:
+def own_mark(incarnation: int) -> str:
+    """No other process's mark, nor that of another start of the run."""
     return f"{incarnation}.{os.getpid()}"
 
 
@@ -342,7 +280,7 @@ def _next_manifest(
     folder: Path, owner: Owner, pending: Pending, *, incarnation: int, trusted: Commit | None
 ) -> Manifest:
     old = _usable(folder, owner)
-    _check_aside(folder / pending.aside, pending.bytes)
+    _check_aside(folder / pending.file, pending.bytes)
     name = _unlisted_name(old, pending.round_, pending.step, incarnation)
     new = Commit(name, pending.bytes, pending.sha256, pending.round_, pending.step)
     return Manifest(owner.cell, owner.identity, (new, *_first_sound(folder, old, trusted)))

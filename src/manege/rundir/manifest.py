@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from manege.errors import CheckpointError
 from manege.files import machine_error, read_capped
@@ -21,13 +21,15 @@ PREVIOUS = "manifest.prev.json"
 
 _FORMAT = 1
 _CAP_BYTES = 1 << 20
-_FILE = re.compile(r"[0-9]+-[0-9]+(\.[0-9]+)*\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Commit:
-    """One committed checkpoint file, by its name in the cell's folder."""
+class CheckpointFile:
+    """A checkpoint by its name in the cell's folder, as manifests and messages tell it."""
+
+    _told_as: ClassVar[str]
+    _pattern: ClassVar[re.Pattern[str]]
 
     file: str
     bytes: int
@@ -36,9 +38,9 @@ class Commit:
     step: int
 
     def to_json(self) -> dict[str, Any]:
-        """The commit as manifests and messages tell it."""
+        """What `from_json` reads."""
         return {
-            "file": self.file,
+            self._told_as: self.file,
             "bytes": self.bytes,
             "sha256": self.sha256,
             "round": self.round_,
@@ -46,10 +48,38 @@ class Commit:
         }
 
     @classmethod
-    def from_json(cls, tree: Any) -> Commit:
-        """What `to_json` told; ValueError for anything else."""
-        # A path that leads out of the folder is no checkpoint of this cell.
-        return cls(*told_file(tree, "file", _FILE))
+    def may_be_called(cls, name: str) -> bool:
+        """Whether a file of this kind may have the name."""
+        return cls._pattern.fullmatch(name) is not None
+
+    @classmethod
+    def from_json(cls, tree: Any) -> Self:
+        """What `to_json` told; ValueError for anything else, such as a name with a separator."""
+        expected = {cls._told_as, "bytes", "sha256", "round", "step"}
+        if not isinstance(tree, dict) or tree.keys() != expected:
+            raise ValueError(f"{tree!r} has not the fields {', '.join(sorted(expected))}")
+        return cls(
+            # A path that leads out of the folder is no checkpoint of this cell.
+            _text(tree[cls._told_as], cls._pattern),
+            _count(tree["bytes"]),
+            _text(tree["sha256"], _SHA256),
+            _count(tree["round"]),
+            _count(tree["step"]),
+        )
+
+
+class Commit(CheckpointFile):
+    """A committed checkpoint: it counts where a manifest lists it."""
+
+    _told_as = "file"
+    _pattern = re.compile(r"[0-9]+-[0-9]+(\.[0-9]+)*\.safetensors")
+
+
+class Pending(CheckpointFile):
+    """A checkpoint written aside; no commit until adopted."""
+
+    _told_as = "aside"
+    _pattern = re.compile(r"\.[0-9A-Za-z][0-9A-Za-z._-]*\.tmp")
 
 
 @dataclass(frozen=True)
@@ -115,20 +145,6 @@ def check_owner(folder: Path, *, cell: str, identity: str, found: tuple[Any, Any
             f"{folder} belongs to another cell ({found_cell!r}, expected {cell!r}); put the "
             "folder back where it came from"
         )
-
-
-def told_file(tree: Any, key: str, pattern: re.Pattern[str]) -> tuple[str, int, str, int, int]:
-    """The name under that key, size, SHA-256, round and step; ValueError for any other tree."""
-    expected = {key, "bytes", "sha256", "round", "step"}
-    if not isinstance(tree, dict) or tree.keys() != expected:
-        raise ValueError(f"{tree!r} has not the fields {', '.join(sorted(expected))}")
-    return (
-        _text(tree[key], pattern),
-        _count(tree["bytes"]),
-        _text(tree["sha256"], _SHA256),
-        _count(tree["round"]),
-        _count(tree["step"]),
-    )
 
 
 def _decode(data: bytes, path: Path) -> Manifest:

@@ -27,9 +27,9 @@ from manege.files import (
     write_atomic,
 )
 from manege.rundir import checkpoints, creation, events, lock
-from manege.rundir.checkpoints import Checkpoint, Owner, Pending
+from manege.rundir.checkpoints import Checkpoint, Owner
 from manege.rundir.jsontext import finite, parse_object, readable
-from manege.rundir.manifest import Commit
+from manege.rundir.manifest import Commit, Pending
 from manege.rundir.names import cell_folder
 from manege.rundir.tensors import Array
 
@@ -193,29 +193,11 @@ class RunDir:
             )
         name_aside(written, named)
 
-    def commit(
-        self,
-        cell: str,
-        *,
-        identity: str,
-        round_: int,
-        step: int,
-        tensors: Mapping[str, Array],
-        meta: Mapping[str, Any],
-    ) -> Commit:
+    def commit(self, cell: str, *, identity: str, **state: Any) -> Commit:
         """The cell's new newest checkpoint, safe on the disk; the one before it is kept."""
-        new = checkpoints.commit_to(
-            self._made(cell),
-            Owner(cell, identity),
-            round_=round_,
-            step=step,
-            tensors=tensors,
-            meta=meta,
-            incarnation=self.incarnation,
-            trusted=self.verified(cell),
-        )
-        self.trust(cell, new)
-        return new
+        mark = checkpoints.own_mark(self.incarnation)
+        pending = self.write_pending(cell, identity=identity, mark=mark, **state)
+        return self.adopt(cell, pending, identity=identity)
 
     def write_pending(
         self,

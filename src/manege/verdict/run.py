@@ -15,10 +15,11 @@ import torch
 from manege import device
 from manege.metrics.classifier import examples
 from manege.metrics.copies import CopyBound
+from manege.report.drawing import png_of
+from manege.report.sections.verdict import drawings_of
 from manege.verdict.arms import Arm, PicturePool, pool_of
 from manege.verdict.case import TrialData, VerdictOptions, open_case
 from manege.verdict.copying import Copies, copies_of
-from manege.verdict.figure import figure_of
 from manege.verdict.findings import MOST_LOOKED_AT, counts_of, findings_of, reversed_of, targets_of
 from manege.verdict.gate import (
     Drawn,
@@ -143,7 +144,7 @@ def _verdict(shelf: TrialStore, tree: dict[str, Any], seeds: int) -> Verdict:
     name = result_name(seeds)
     drawn = name.replace(".json", ".png")
     if not shelf.path(drawn).is_file():
-        shelf.write(drawn, figure_of(tree))
+        shelf.write(drawn, png_of(drawings_of(tree)))
     pairs = shelf.path("nearest.png")
     return Verdict(tree, shelf.path(name), shelf.path(drawn), pairs if pairs.is_file() else None)
 

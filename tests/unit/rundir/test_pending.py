@@ -241,7 +241,7 @@ BAD_NAMES = [
 
 @pytest.mark.parametrize(("key", "value"), [*BAD_FIELDS, *(("aside", name) for name in BAD_NAMES)])
 def test_a_pending_with_a_bad_name_or_field_is_refused(key, value):
-    assert Pending.from_json(GOOD_PENDING).aside == ASIDE
+    assert Pending.from_json(GOOD_PENDING).file == ASIDE
     with pytest.raises(ValueError, match=r"is not|has not"):
         Pending.from_json(GOOD_PENDING | {key: value})
 

@@ -6,42 +6,16 @@ started again at any time.
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from manege.config import stored, to_yaml
 from manege.errors import EXIT_FAILED_CELL, EXIT_FINE, EXIT_STOPPED, ManegeError
+from manege.experiments.children import Child, Children, ExperimentProgress
+from manege.experiments.sweep.plan import SweepRun
 from manege.files import below, make_folder, write_atomic
 from manege.rundir import RunDir
-from manege.sweep.plan import SweepRun
-
-_POLL_S = 0.2
-
-
-@dataclass(frozen=True)
-class SweepProgress:
-    """How far a sweep has come."""
-
-    done: int
-    total: int
-    failed: tuple[str, ...]
-    left_s: float | None
-    """None before there is anything to judge by."""
-    latest: str
-
-
-@dataclass
-class _Child:
-    unit: SweepRun
-    process: subprocess.Popen[bytes]
-    log: IO[bytes]
 
 
 def run_all(
@@ -50,7 +24,7 @@ def run_all(
     *,
     each_s: float,
     jobs: int,
-    tell: Callable[[SweepProgress], None],
+    tell: Callable[[ExperimentProgress], None],
     stop: Callable[[], str | None],
 ) -> tuple[str, ...]:
     """Train each for a time a class, or on to it; KeyboardInterrupt when stopped.
@@ -60,31 +34,21 @@ def run_all(
     waiting = [unit for unit in units if not _ended(out, unit, each_s)]
     failed = [unit.name for unit in units if _state(out, unit) == "failed"]
     before = done = len(units) - len(waiting)
-    running: list[_Child] = []
     started = time.monotonic()
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                running.append(_start(waiting.pop(0), out, each_s))
-            time.sleep(_POLL_S)
-            if stopped_by := stop():
-                raise KeyboardInterrupt(stopped_by)
-            for child in [one for one in running if one.process.poll() is not None]:
-                running.remove(child)
-                child.log.close()
+    units_of: dict[Child, SweepRun] = {}
+    with Children(stop) as children:
+        while waiting or children.running:
+            while waiting and len(children.running) < jobs:
+                unit = waiting.pop(0)
+                units_of[_start(children, unit, out, each_s)] = unit
+            for child in children.ended():
                 done += 1
-                if not _fine(child, out):
-                    failed.append(child.unit.name)
+                name = units_of[child].name
+                if not _fine(child, name):
+                    failed.append(name)
                 pace = (time.monotonic() - started) / (done - before)
                 left = pace * (len(units) - done)
-                tell(SweepProgress(done, len(units), tuple(failed), left, child.unit.name))
-    finally:
-        # Whatever ends the sweep, its runs save and stop.
-        for child in running:
-            child.process.send_signal(signal.SIGTERM)
-        for child in running:
-            child.process.wait()
-            child.log.close()
+                tell(ExperimentProgress(done, len(units), left, name, tuple(failed)))
     return tuple(failed)
 
 
@@ -115,44 +79,31 @@ def _ended(out: Path, unit: SweepRun, each_s: float) -> bool:
     return state == "failed"
 
 
-def _start(unit: SweepRun, out: Path, each_s: float) -> _Child:
+def _start(children: Children, unit: SweepRun, out: Path, each_s: float) -> Child:
     folder = below(out, "runs", unit.name)
     # Not with_suffix: what a label has after a point is no suffix, and two may share the rest.
-    log_file, config = (below(out, "logs", f"{unit.name}.{kind}") for kind in ("log", "yaml"))
-    make_folder(log_file.parent)
-    log = log_file.open("ab")
-    command = [sys.executable, "-m", "manege"]
+    log, config = (below(out, "logs", f"{unit.name}.{kind}") for kind in ("log", "yaml"))
+    make_folder(log.parent)
     if _state(out, unit) is None:
         write_atomic(config, to_yaml(unit.config).encode())
         make_folder(folder.parent)
         source = unit.config.data.source
-        command += ["train", source, "--config", str(config), "--out", str(folder)]
+        arguments = ["train", source, "--config", str(config), "--out", str(folder)]
     else:
-        command += ["resume", str(folder)]
+        arguments = ["resume", str(folder)]
         if trained_s(out, unit) < unit.budget_s(each_s):
-            command += ["--budget", f"{unit.budget_s(each_s)}s"]
-    command += ["--runtime", "inline"]  # A run's time is that of one process.
-    # A group of its own: Ctrl-C reaches the sweep alone, which then stops its runs.
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    return _Child(unit, process, log)
+            arguments += ["--budget", f"{unit.budget_s(each_s)}s"]
+    # A run's time is that of one process.
+    return children.start([*arguments, "--runtime", "inline"], log)
 
 
-def _fine(child: _Child, out: Path) -> bool:
+def _fine(child: Child, name: str) -> bool:
     """Whether a run ended well; one that could not begin at all is an error of the sweep."""
     code = child.process.returncode
     if code in (EXIT_FINE, EXIT_FAILED_CELL):
-        return code == EXIT_FINE
-    log = Path(child.log.name)
+        return bool(code == EXIT_FINE)
     if code == EXIT_STOPPED:
-        raise KeyboardInterrupt(child.unit.name)
-    lines = log.read_text(errors="replace").strip().splitlines()
-    error = ManegeError(f"{child.unit.name}: {lines[-1] if lines else 'no output'} (log: {log})")
+        raise KeyboardInterrupt(name)
+    error = ManegeError(f"{name}: {child.last_line()} (log: {child.log})")
     error.exit_code = code if code > 0 else EXIT_FAILED_CELL
     raise error

@@ -6,11 +6,8 @@ A run that was broken off is begun again: a time in two parts is no time.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -26,16 +23,16 @@ from manege.errors import (
     MachineError,
     ManegeError,
 )
+from manege.experiments.children import Child, Children, ExperimentProgress
+from manege.experiments.scaling import traffic
+from manege.experiments.scaling.plan import WARM_UP, MeasuredUnit
+from manege.experiments.scaling.reading import read_times
+from manege.experiments.scaling.traffic import Traffic
+from manege.experiments.scaling.usage import Usage
 from manege.files import make_folder, read_capped, write_atomic
 from manege.rundir import RunDir
 from manege.runtime.slots import Lengths, lengths_of
-from manege.scaling import traffic
-from manege.scaling.plan import WARM_UP, MeasuredUnit
-from manege.scaling.reading import read_times
-from manege.scaling.traffic import Traffic
-from manege.scaling.usage import Usage
 
-_LOOK_S = 0.1
 _SPARING = 20
 """Memory is weighed again after so many times as long as it took: that must not slow the run."""
 _PATIENCE_S = 60.0
@@ -81,23 +78,12 @@ class MeasuredRun:
         return self.cpu_s / self.wall_s
 
 
-@dataclass(frozen=True)
-class ScalingProgress:
-    """How far the measuring has come."""
-
-    done: int
-    total: int
-    left_s: float | None
-    """None before there is anything to judge by."""
-    latest: str
-
-
 def measure_all(
     units: Sequence[MeasuredUnit],
     out: Path,
     *,
     runtime: str,
-    tell: Callable[[ScalingProgress], None],
+    tell: Callable[[ExperimentProgress], None],
     stop: Callable[[], str | None],
 ) -> tuple[list[MeasuredRun], list[Traffic]]:
     """All runs but the warm-up, and grids' traffic; KeyboardInterrupt when stopped.
@@ -116,7 +102,7 @@ def measure_all(
             cost, took_s = cost + unit.cost, took_s + time.monotonic() - began
         left = sum(one.cost for one in units if one.name not in found)
         left_s = took_s / cost * left if cost else None
-        tell(ScalingProgress(len(found), len(units), left_s, unit.name))
+        tell(ExperimentProgress(len(found), len(units), left_s, unit.name))
     warm_up = next(found[unit.name] for unit in units if unit.kind == WARM_UP)
     others = [found[unit.name] for unit in units if unit.kind != WARM_UP]
     return others, _traffic(warm_up, out, stop)
@@ -149,10 +135,10 @@ def _measure(
     shutil.rmtree(run, ignore_errors=True)
     config = log.with_suffix(".yaml")
     write_atomic(config, to_yaml(unit.config).encode())
-    command = _command(unit, config, run, runtime)
-    code, wall_s, usage = _carried_out(command, log, stop)
-    if code != EXIT_FINE:
-        raise _failure(unit, code, log)
+    log.unlink(missing_ok=True)
+    child, wall_s, usage = _carried_out(_arguments(unit, config, run, runtime), log, stop)
+    if child.process.returncode != EXIT_FINE:
+        raise _failure(unit, child)
     times = read_times(run, unit.cells)
     found = MeasuredRun(
         name=unit.name,
@@ -173,8 +159,8 @@ def _measure(
     return found
 
 
-def _command(unit: MeasuredUnit, config: Path, run: Path, runtime: str) -> list[str]:
-    own = [sys.executable, "-m", "manege", "train", unit.config.data.source]
+def _arguments(unit: MeasuredUnit, config: Path, run: Path, runtime: str) -> list[str]:
+    own = ["train", unit.config.data.source]
     own += ["--config", str(config), "--out", str(run), "--workers", str(unit.workers)]
     if runtime == "mpi":
         return [*own, "--launch", "mpiexec", "-n", str(unit.workers + 1)]
@@ -182,63 +168,30 @@ def _command(unit: MeasuredUnit, config: Path, run: Path, runtime: str) -> list[
 
 
 def _carried_out(
-    command: Sequence[str], log: Path, stop: Callable[[], str | None]
-) -> tuple[int, float, Usage]:
-    """Exit code, seconds, and what the processes used."""
-    began = time.monotonic()
-    with log.open("wb") as file:
-        # A group of its own: Ctrl-C reaches the bench alone, which then ends its run.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        usage = Usage(process.pid)
-        try:
-            code = _watched(process, usage, stop)
-        finally:
-            _end(process)
-    return code, time.monotonic() - began, usage
+    arguments: Sequence[str], log: Path, stop: Callable[[], str | None]
+) -> tuple[Child, float, Usage]:
+    """The command that has ended, its seconds, and what its processes used."""
+    with Children(stop, _PATIENCE_S) as children:
+        began = time.monotonic()
+        child = children.start(arguments, log)
+        usage = Usage(child.process.pid)
+        weigh_at = 0.0
+        while not children.ended():
+            usage.look()
+            if (now := time.monotonic()) >= weigh_at:
+                usage.weigh()
+                weigh_at = now + _SPARING * (time.monotonic() - now)
+        return child, time.monotonic() - began, usage
 
 
-def _watched(process: subprocess.Popen[bytes], usage: Usage, stop: Callable[[], str | None]) -> int:
-    weigh_at = 0.0
-    while True:
-        try:
-            return process.wait(_LOOK_S)
-        except subprocess.TimeoutExpired:
-            pass
-        if stopped_by := stop():
-            raise KeyboardInterrupt(stopped_by)
-        usage.look()
-        if (now := time.monotonic()) >= weigh_at:
-            usage.weigh()
-            weigh_at = now + _SPARING * (time.monotonic() - now)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The run is over, whatever it was at."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_PATIENCE_S)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-
-
-def _failure(unit: MeasuredUnit, code: int, log: Path) -> BaseException:
+def _failure(unit: MeasuredUnit, child: Child) -> BaseException:
     """Why a run ended badly, by its own last words."""
+    code, log = child.process.returncode, child.log
     if code == EXIT_STOPPED:
         return KeyboardInterrupt(unit.name)
-    lines = log.read_text(errors="replace").strip().splitlines()
-    last = lines[-1].removeprefix("manege: ") if lines else "no output"
     if code < 0:
         return MachineError(f"{unit.name}: killed by {signal.Signals(-code).name} (log: {log})")
+    last = child.last_line().removeprefix("manege: ")
     error = ManegeError(f"{unit.name}: {last} (log: {log})")
     error.exit_code = code or EXIT_FAILED_CELL
     return error

@@ -9,12 +9,12 @@ import pytest
 
 from manege.config.schema import MethodName
 from manege.errors import CheckpointError, ConfigError
-from manege.scaling import MeasuredRun, Settings, plan_of, results_of
-from manege.scaling.plan import worker_counts
-from manege.scaling.reading import times_of
-from manege.scaling.tables import MeanAndDeviation, ratio, spread
-from manege.scaling.usage import family, parse_busy, parse_pss, parse_ticks
-from manege.scaling.writing import markdown, plot
+from manege.experiments.scaling import MeasuredRun, Settings, plan_of, results_of
+from manege.experiments.scaling.plan import worker_counts
+from manege.experiments.scaling.reading import times_of
+from manege.experiments.scaling.tables import MeanAndDeviation, ratio, spread
+from manege.experiments.scaling.usage import family, parse_busy, parse_pss, parse_ticks
+from manege.experiments.scaling.writing import markdown, plot
 
 MACHINE = {"cpu": "a processor", "cores": 2, "memory_bytes": 1 << 33, "system": "Linux"}
 

@@ -3,15 +3,14 @@
 Owns the plan, the processes and the table; training and scores are the verbs that exist.
 """
 
-from manege.sweep.plan import Plan, load_plan, replaced_presets
-from manege.sweep.runs import SweepProgress, run_all
-from manege.sweep.table import RecipeRow, Stage, measure_all, write_table
+from manege.experiments.sweep.plan import Plan, load_plan, replaced_presets
+from manege.experiments.sweep.runs import run_all
+from manege.experiments.sweep.table import RecipeRow, Stage, measure_all, write_table
 
 __all__ = [
     "Plan",
     "RecipeRow",
     "Stage",
-    "SweepProgress",
     "load_plan",
     "measure_all",
     "replaced_presets",

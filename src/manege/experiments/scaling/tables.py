@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from manege.scaling.plan import STRONG, WEAK, Settings
-from manege.scaling.runs import MeasuredRun
-from manege.scaling.traffic import Traffic
+from manege.experiments.scaling.plan import STRONG, WEAK, Settings
+from manege.experiments.scaling.runs import MeasuredRun
+from manege.experiments.scaling.traffic import Traffic
 
 Row = dict[str, Any]
 

@@ -6,10 +6,10 @@ all, and a conditional one are measured alike.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,12 +20,15 @@ from manege import pictures
 from manege.config.schema import TOY_NAMES
 from manege.errors import CheckpointError
 from manege.evaluation import EvaluationOptions, evaluate
+from manege.experiments.sweep.plan import Plan, SweepRun
+from manege.experiments.sweep.runs import run_folder, trained_s
 from manege.files import below, make_folder, read_capped, write_atomic
 from manege.metrics import Counting
+from manege.report.charts import WIDE, Curve, Whisker, curves, whiskers
+from manege.report.drawing import SERIES, png_of
+from manege.report.series import Quantiles
 from manege.rundir import RunDir
 from manege.sampler import Model, open_model
-from manege.sweep.plan import Plan, SweepRun
-from manege.sweep.runs import run_folder, trained_s
 
 METRICS = ("kid", "fd", "prdc", "labels")
 TOY_METRICS = ("kid", "fd", "prdc", "modes")
@@ -41,8 +44,7 @@ SHOWN = (
     "modes",
     "high-quality",
 )
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Told apart by everybody (Okabe and Ito)."""
+_DRAWN = ("kid", "coverage")
 _COLUMNS = 16
 _CAP_BYTES = 1 << 26
 _MOST_NAMED = 10
@@ -214,7 +216,10 @@ def _write_sheet(path: Path, model: Model, seed: int) -> None:
 
 
 def write_table(stages: Sequence[Stage], plan: Plan, out: Path) -> list[Path]:
-    """table.md (and table.json beside it), plot.png and, of several times, curve.png; all paths."""
+    """table.md (and table.json beside it), plot.png and, of several times, curve.png; all paths.
+
+    Where nothing could be measured there are no pictures.
+    """
     last = stages[-1]
     table = out / "table.md"
     write_atomic(table, "\n".join(_markdown(stage, plan) for stage in stages).encode())
@@ -229,7 +234,7 @@ def write_table(stages: Sequence[Stage], plan: Plan, out: Path) -> list[Path]:
     if any(row.values.get("kid") for row in last.rows):
         write_atomic(out / "plot.png", _plot(last, plan))
         drawn.append(out / "plot.png")
-    if len(stages) > 1:
+    if len(stages) > 1 and any(row.values.get("kid") for stage in stages for row in stage.rows):
         write_atomic(out / "curve.png", _curve(stages, plan))
         drawn.append(out / "curve.png")
     return drawn
@@ -271,89 +276,57 @@ def _markdown(stage: Stage, plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _scale_distances(axes: Any, values: Sequence[float]) -> None:
-    """A logarithmic axis; an estimate below zero, of a distance that is nothing, has its place."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    low, high = min(values), max(values)
-    if low <= 0:
-        axes.set_xscale("symlog", linthresh=10.0 ** np.ceil(np.log10(max(-low, high / 1e4))))
-        return
-    axes.set_xscale("log")
-    # Over many decades more labels than one for each would run into each other.
-    subs = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
-    axes.xaxis.set_major_locator(LogLocator(subs=subs))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
 def _plot(stage: Stage, plan: Plan) -> bytes:
-    """Every seed a point, the median a bar: kernel distance and coverage."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Every seed a ring, the median a dot: kernel distance and coverage."""
     shown = [row for row in stage.ranked() if row.values.get("kid")]
-    figure = Figure(figsize=(9, 1.2 + 0.42 * max(1, len(shown))), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, name in zip(figure.subplots(1, 2, sharey=True), ("kid", "coverage"), strict=True):
-        for place, row in enumerate(shown):
-            values = row.values.get(name, [])
-            axes.plot(values, [place] * len(values), "o", color=COLOURS[0], alpha=0.7)
-            if values:
-                axes.plot(median(values), place, "|", color="black", markersize=18)
+    note = f"{_which(plan)}; {stage.each_s:g} CPU s a class; a ring for each seed; dashed: real"
+    drawings = []
+    for name in _DRAWN:
         floor = stage.common.get("floors", {}).get(name)
-        if floor is not None and (name != "kid" or floor > 0):
-            axes.axvline(floor, color="#009E73", linestyle="--", label="real pictures")
-            axes.legend(loc="best")
-        axes.set_xlabel(f"{name} ({'smaller' if name == 'kid' else 'larger'} is better)")
-        axes.set_yticks(range(len(shown)), [row.recipe for row in shown])
-    distance = figure.axes[0]
-    distance.invert_yaxis()
-    _scale_distances(distance, [value for row in shown for value in row.values["kid"]])
-    figure.suptitle(f"{_which(plan)}; {stage.each_s:g} CPU s a class")
-    return _png(figure)
+        if floor is not None and name == "kid" and floor <= 0:
+            floor = None
+        rows = [
+            Whisker(row.recipe, median(values), min(values), max(values), "c0", floor, values)
+            for row in shown
+            if (values := row.values.get(name))
+        ]
+        if rows:
+            drawings.append(whiskers(_direction(name), note, rows, width=WIDE, log=name == "kid"))
+    return png_of(drawings)
 
 
 def _curve(stages: Sequence[Stage], plan: Plan) -> bytes:
     """Kernel distance and coverage over CPU time: medians, all seeds between the edges."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullLocator
-
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, name in zip(figure.subplots(1, 2), ("kid", "coverage"), strict=True):
-        for place, recipe in enumerate(row.recipe for row in stages[-1].ranked()):
+    recipes = [row.recipe for row in stages[-1].ranked()]
+    drawings = []
+    for name in _DRAWN:
+        shown = []
+        for colour, recipe in zip(cycle(SERIES), recipes, strict=False):
             found = [
                 (stage.each_s, row.values[name])
                 for stage in stages
                 for row in stage.rows
                 if row.recipe == recipe and row.values.get(name)
             ]
-            times = [each_s for each_s, _ in found]
-            colour = COLOURS[place % len(COLOURS)]
-            middle = [median(values) for _, values in found]
-            axes.plot(times, middle, "o-", color=colour, markersize=4, label=recipe)
-            edges = [[edge(values) for _, values in found] for edge in (min, max)]
-            axes.fill_between(times, *edges, color=colour, alpha=0.15, linewidth=0)
-        axes.set_xscale("log")
-        axes.set_xticks([stage.each_s for stage in stages])
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("CPU seconds a class")
-        axes.set_title(f"{name} ({'smaller' if name == 'kid' else 'larger'} is better)")
-        axes.set_ylim(bottom=0)
-    figure.axes[0].legend(loc="best", fontsize="small")
-    figure.suptitle(_which(plan))
-    return _png(figure)
+            if not found:
+                continue
+            edges = (min, min, median, max, max)
+            levels = np.array([[edge(values) for _, values in found] for edge in edges])
+            times = np.array([each_s for each_s, _ in found])
+            seeds = max(len(values) for _, values in found)
+            shown.append(Curve(recipe, Quantiles(times, levels, seeds), colour))
+        if shown:
+            # One alone has no name beside its end.
+            note = _which(plan) + (f"; {recipes[0]}" if len(recipes) == 1 else "")
+            title = _direction(name)
+            drawings.append(curves(title, note, shown, width=WIDE, along="CPU second"))
+    return png_of(drawings)
+
+
+def _direction(name: str) -> str:
+    return f"{name} ({'smaller' if name == 'kid' else 'larger'} is better)"
 
 
 def _which(plan: Plan) -> str:
     many = len(plan.classes) > _MOST_NAMED
     return f"{plan.data}: {f'{len(plan.classes)} classes' if many else ', '.join(plan.classes)}"
-
-
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from manege.errors import MachineError
+from manege.experiments.scaling import traffic
 from manege.runtime.slots import payload_bytes
-from manege.scaling import traffic
 
 CENTRE = (("<f4", 300), ("<f4", 200), ("<f8", 10))
 PAYLOAD = 300 * 4 + 200 * 4 + 10 * 8
