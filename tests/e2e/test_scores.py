@@ -289,6 +289,7 @@ def test_the_form_pictures_are_kept_in_does_not_matter(manege: Command, drawn: P
     assert kid[1:] == pytest.approx([kid[0], kid[0]], rel=1e-5)
 
 
+@pytest.mark.full
 def test_the_command_says_no_word_too_much(manege_process: Command, drawn: Path) -> None:
     done = manege_process("evaluate", drawn / "plain.npz", "--data", drawn / "flat", "--json")
     assert done.err == ""
@@ -440,6 +441,7 @@ def test_a_distance_on_too_few_pictures_is_marked(manege: Command, drawn: Path) 
     assert "(few-samples)" in manege("evaluate", drawn / "classes", *DIGITS, *few).out
 
 
+@pytest.mark.full
 def test_lipizzaner_s_classifier_gives_its_distance_its_name(
     manege: Command, tmp_path: Path
 ) -> None:
@@ -483,6 +485,7 @@ def test_a_model_that_lacks_a_class_is_judged_without_it(
     assert told["protocol"]["reference"]["classes"] == ["3", "8"]
 
 
+@pytest.mark.full
 def test_a_run_whose_class_failed_is_judged_without_it(manege: Command, run: Path) -> None:
     rundir = RunDir.open(run)
     identity = run_config(rundir).identity()
@@ -717,6 +720,7 @@ def test_score_none_is_the_same_as_no_score(manege: Command, trained: Path) -> N
     assert shown[0] == shown[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scorer", ["kept", "gone"])
 def test_a_scored_run_goes_on_as_if_never_interrupted(
     scorer: str, manege: Command, stopped: Path, scored: Path
@@ -732,6 +736,7 @@ def test_a_scored_run_goes_on_as_if_never_interrupted(
     assert told[0] == told[1]
 
 
+@pytest.mark.full
 def test_a_longer_run_is_scored_on(manege: Command, scored: Path, tmp_path: Path) -> None:
     shutil.copytree(scored, tmp_path / "run")
     done = manege("resume", "run", "--rounds", "3", "--json")

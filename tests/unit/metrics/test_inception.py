@@ -67,6 +67,7 @@ def agrees(network: Inception, script: Path, pictures: np.ndarray) -> float:
         return float((network.features(batch) - expected).abs().max())
 
 
+@pytest.mark.full
 def test_features_are_those_of_the_published_network(published, script):
     pictures = noise(4, 32)
     pictures[1] = np.linspace(0, 255, 32, dtype=np.uint8)[None, :, None]
