@@ -958,6 +958,7 @@ RESUMED = {
         "cellular.changes=[{from_round: 2, neighbourhood: {kind: nine}}]",
     ),
 }
+LONG = {"mlp, strict", "neighbourhood, dcgan", "population 2"}
 
 
 def _apart(states: States) -> dict[str, tuple[dict[str, np.ndarray], str]]:
@@ -980,7 +981,10 @@ def _together(method: Cellular, parts: dict) -> States:
     return states
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.full) if one in LONG else one for one in RESUMED],
+)
 def test_broken_off_at_any_step_a_grid_goes_on_with_the_same_bits(name):
     sets, rounds = RESUMED[name], 2
     method = _method(*sets)
