@@ -282,7 +282,7 @@ def _resident(pid: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("method", "waves"), [("per-class", 1), full("grid", 2)], indirect=["method"]
+    ("method", "waves"), [full("per-class", 1), ("grid", 2)], indirect=["method"]
 )
 def test_trainers_that_hang_are_replaced(method, waves, wanted, tmp_path):
     """All at once, and their successors too: eleven in all."""
