@@ -360,7 +360,11 @@ def spaced(text: str) -> str:
     return text.replace('":"', '": "')
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)],
+    ids=["SIGINT", "SIGTERM"],
+)
 def test_a_signal_stops_with_everything_saved(
     number: signal.Signals, training: subprocess.Popen[str], manege: Command, tmp_path: Path
 ) -> None:
@@ -467,7 +471,7 @@ def test_a_run_whose_name_is_not_text_is_a_run_like_any_other(
         (("--budget", "0.001"), "--budget 0s asks for less; give a longer one"),
     ],
 )
-@pytest.mark.parametrize("runtime", ["inline", "local"])
+@pytest.mark.parametrize("runtime", ["inline", pytest.param("local", marks=pytest.mark.full)])
 def test_a_shorter_length_than_was_trained_is_refused_and_changes_nothing(
     asked: tuple[str, ...], told: str, runtime: str, manege: Command, run: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_grid_can_be_scored(grid: Trained, manege: Command) -> None:
     assert "kid" in done.out
 
 
+@pytest.mark.full
 def test_a_finished_grid_resumed_is_finished(grid: Trained, manege: Command) -> None:
     before = api.load_model(grid.path).digest
     done = manege("resume", grid.path, "--json")
@@ -157,6 +158,7 @@ def test_a_grid_of_one_cell_draws_what_a_single_gan_draws(tmp_path: Path) -> Non
         assert trained[-ALIGN:][:2].tolist() == expected[-ALIGN:][:2].tolist()  # Steps and rate.
 
 
+@pytest.mark.full
 def test_a_cell_that_fails_leaves_the_grid_its_model_and_the_exit_code_4(
     manege: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,6 +189,7 @@ def test_a_folder_of_something_else_is_left_alone(manege: Command, tmp_path: Pat
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.full
 def test_a_run_that_cannot_begin_ends_the_bench_with_its_own_words(manege: Command, tmp_path: Path):
     done = manege("bench", "scaling", "-o", "out", "--data", "nowhere")
     assert (done.code, done.err.count("\n")) == (2, 1), done.err

@@ -208,6 +208,7 @@ def test_a_run_that_was_moved_is_called_by_its_new_name(
     assert manege("evaluate", "moved").out.startswith("moved (")
 
 
+@pytest.mark.full
 def test_a_run_needs_no_cache_where_it_has_its_scorer(
     manege: Command, evaluated: Path, tmp_path: Path
 ) -> None:
@@ -220,7 +221,9 @@ def test_a_run_needs_no_cache_where_it_has_its_scorer(
 # Whatever else there is.
 
 
-@pytest.mark.parametrize("subject", ["model", "classes", "labelled.npz"])
+@pytest.mark.parametrize(
+    "subject", [pytest.param("model", marks=pytest.mark.full), "classes", "labelled.npz"]
+)
 def test_whatever_has_labels_is_judged_and_nothing_is_written_beside_it(
     subject: str, manege: Command, drawn: Path
 ) -> None:
@@ -246,6 +249,7 @@ def test_pictures_without_labels_are_judged_but_for_their_labels(
     assert tree(drawn) == before
 
 
+@pytest.mark.full
 def test_pictures_without_labels_are_given_some_by_the_classifier(
     manege: Command, drawn: Path, tmp_path: Path
 ) -> None:
@@ -359,6 +363,7 @@ def test_samples_says_how_many_are_compared(subject: str, manege: Command, drawn
     assert by_name(told)["kid"]["generated"] == 30
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("subject", ["model", "labelled.npz"])
 def test_classes_restricts_both_sides(subject: str, manege: Command, drawn: Path) -> None:
     only = ("--data", "digits", "--classes", "3", "--per-class")

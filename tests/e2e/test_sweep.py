@@ -296,6 +296,7 @@ def test_another_preset_than_a_recipe_names_is_told(manege: Command, tmp_path: P
     assert done.err.startswith(said)
 
 
+@pytest.mark.full
 def test_data_that_are_not_there_end_the_sweep_in_one_line(manege: Command, tmp_path: Path) -> None:
     path = write_plan(tmp_path)
     path.write_text(path.read_text().replace("data: digits", "data: nowhere"))
