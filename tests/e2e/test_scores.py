@@ -547,6 +547,7 @@ def stopped(tmp_path: Path, evaluated: Path) -> Path:
     return run.path
 
 
+@pytest.mark.full
 def test_a_stopped_run_is_judged_as_it_stands_and_anew_when_it_has_gone_on(
     manege: Command, stopped: Path
 ) -> None:
@@ -559,6 +560,7 @@ def test_a_stopped_run_is_judged_as_it_stands_and_anew_when_it_has_gone_on(
     assert len(list((stopped / "evaluations").glob("*.json"))) == 2
 
 
+@pytest.mark.full
 def test_a_run_stopped_early_is_judged_by_the_classes_it_has(
     manege: Command, stopped: Path
 ) -> None:
@@ -621,6 +623,7 @@ def test_a_comparison_is_one_object_too(
     assert (tmp_path / "a" / "samples" / "seed-3.png").is_file()
 
 
+@pytest.mark.full
 def test_a_comparison_overwrites_when_told_to(
     pair: tuple[str, str], manege: Command, tmp_path: Path
 ) -> None:
@@ -659,6 +662,7 @@ def test_scores_against_different_pictures_are_in_different_rows(
     assert re.search(r"^kid@\S+ vs animals-\w+ +- +\S+ \[", table, re.MULTILINE)
 
 
+@pytest.mark.full
 def test_scores_against_the_same_pictures_are_in_one_row_whatever_the_runs_learned(
     evaluated: Path, trained_animals: Path, manege: Command, tmp_path: Path
 ) -> None:
@@ -670,6 +674,7 @@ def test_scores_against_the_same_pictures_are_in_one_row_whatever_the_runs_learn
     assert None not in row
 
 
+@pytest.mark.full
 def test_a_comparison_makes_the_folder_it_goes_into(
     pair: tuple[str, str], manege: Command, tmp_path: Path
 ) -> None:
@@ -771,6 +776,7 @@ def cut_short(stopped: Path) -> Path:
     return stopped
 
 
+@pytest.mark.full
 def test_a_run_killed_while_it_wrote_its_scorer_writes_it_again(
     manege: Command, cut_short: Path
 ) -> None:

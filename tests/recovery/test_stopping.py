@@ -138,6 +138,7 @@ def test_a_second_process_on_the_same_run_is_refused(tmp_path):
     assert _finish(first)[0] == 75
 
 
+@pytest.mark.full
 def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, reference):
     path = tmp_path / "run"
     saving = ["--checkpoint-every", "7"]

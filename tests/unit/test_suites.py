@@ -39,8 +39,8 @@ FAULTS = {
     "full disk": "tests.recovery.test_stopping::"
     "test_a_full_disk_is_one_line_and_resume_works_after_space_is_made",
     "signal": "tests.e2e.test_commands::test_a_signal_stops_with_everything_saved",
-    "damaged checkpoint": "tests.recovery.test_stopping::"
-    "test_a_damaged_newest_checkpoint_falls_back_and_says_so",
+    "damaged checkpoint": "tests.recovery.test_grid_kills::"
+    "test_a_damaged_newest_checkpoint_of_a_cell_never_changes_the_result",
     "damaged cache": "tests.e2e.test_damaged_cache::test_train_and_resume_end_in_the_same_bits",
     "lost MPI rank": "tests.recovery.test_mpi::"
     "test_a_dead_trainers_and_a_lost_ranks_cells_go_to_others",

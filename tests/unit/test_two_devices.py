@@ -231,9 +231,7 @@ def _grid_of(method: Cellular) -> dict[str, Any]:
 
 
 @WAYS
-@pytest.mark.parametrize(
-    "case", ["perceptrons", pytest.param("convolutions", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("case", GRIDS)
 def test_a_grid_across_two_devices_has_the_bits_of_one(case, on):
     flags = {"data.source": "digits", "method": "cellular"}
     config = resolve(flags=flags, sets=[*GRID, *GRIDS[case]])

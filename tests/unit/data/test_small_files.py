@@ -183,6 +183,7 @@ def test_a_small_idx_takes_little(tmp_path: Path, shape: tuple[int, int, int]) -
     assert took < MOST
 
 
+@pytest.mark.full
 def test_a_small_idx_of_labels_takes_little(tmp_path: Path) -> None:
     path = tmp_path / "train-labels-idx1-ubyte.gz"
     with gzip.open(path, "wb") as file:
