@@ -708,6 +708,7 @@ def _rounds(method: Cellular, rounds: int) -> Iterator[tuple[GridState, list, li
         yield state, *before[cell], dict(step.grid)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("population", [1, 3])
 def test_strict_replacement_never_makes_a_cell_less_fit(arenas, population):
     replaced = Counter()
@@ -725,6 +726,7 @@ def test_strict_replacement_never_makes_a_cell_less_fit(arenas, population):
     assert min(replaced[True], replaced[False]) > 0, replaced
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("replacement", ["strict", "always"])
 @pytest.mark.parametrize("population", [1, 3])
 def test_the_worst_makes_room_and_the_centre_is_the_fittest(arenas, replacement, population):
@@ -1016,6 +1018,7 @@ def _same(one: dict, other: dict) -> bool:
     )
 
 
+@pytest.mark.full
 def test_a_grid_measures_its_centres_and_trains_as_if_it_did_not():
     # Parents drawn by chance, over six rounds: some of their children are surely less fit.
     sets = ("training.optimiser.generator_lr=0.05", "cellular.tournament=1")

@@ -408,6 +408,7 @@ def test_a_missing_class_shows_in_the_labels(train):
 # Toys.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "modes"), [("ring8", 8), ("grid25", 25)])
 def test_a_toys_own_points_hit_every_mode_and_one_modes_points_one(name, modes):
     dataset = open_dataset(DataConfig(source=name))

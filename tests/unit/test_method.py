@@ -167,6 +167,7 @@ def _records(method: Independent, rounds: int) -> list[np.ndarray]:
     return records
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "sets",
     [[], ["training.ema=0.9"], ["training.ema=0.9", "score.every_rounds=2"]],

@@ -292,6 +292,7 @@ def test_a_few_steps_on_changed_pictures_equal_the_plain_form_in_double(training
     _equals_the_plain_form(training, FREE, 8, labels=3, augment=0.7)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("training", _fewer(NORMED_SETTINGS, _once), ids=_name)
 def test_a_few_training_steps_in_float32_lose_and_win_like_the_plain_form(training):
     small = training.loss not in (Loss.BCE, Loss.WASSERSTEIN)

@@ -139,9 +139,10 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
 }
 
 
-# Of much that has to be packed first, one of a kind is short.
+# Much has to be packed first.
 LONG = {
     "labels of pictures that are not there",
+    "pictures of one pixel",
     "labels without pictures",
     "labels of ten million letters",
     "a header of half a gigabyte",

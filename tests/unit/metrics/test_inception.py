@@ -94,6 +94,7 @@ def test_the_network_has_the_published_layers():
     assert found["Mixed_7c.branch_pool.weight"] == (192, 2048, 1, 1)
 
 
+@pytest.mark.full
 def test_grey_pictures_count_for_all_three_channels(network):
     grey = noise(2, 8, 1)
     with torch.inference_mode():
