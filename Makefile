@@ -1,7 +1,8 @@
 # Everything a fresh machine needs: Python 3.11+ and make.
 #
-#   make demo    train both methods on the built-in digits for two minutes and look at the pictures
-#   make test    lint, types, import rules and tests
+#   make demo        train both methods on the built-in digits for two minutes and look at the pictures
+#   make test        lint, types, import rules and the short tests: six minutes on two cores
+#   make test-all    the tests that make test leaves out: CI runs both
 #
 # Without a GPU, spare yourself gigabytes: make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
@@ -11,12 +12,13 @@ DEMO_BUDGET ?= 70s
 DEMO_GRID_BUDGET ?= 40s
 APT_FLAGS := -q -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 BIN := .venv/bin
+PYTEST = $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 DEMO := demo/digits-$(shell date +%Y%m%d-%H%M%S)
 
 # Every command of the tests is a process of its own: without bytecode each would compile manege again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint types fmt unit coverage bench soak docs browser-setup slurm-setup clean
+.PHONY: setup demo test test-all lint types fmt short coverage bench soak docs browser-setup slurm-setup clean
 
 setup: .venv/.installed
 
@@ -60,7 +62,7 @@ demo: setup
 	@echo "  $(DEMO)/mixture.png                a hundred, drawn by the grid's best mixture"
 	@echo "Draw more:  $(BIN)/manege sample $(DEMO)/per-class -n 64 --label 8 -o eights.png"
 
-test: setup lint types unit
+test: setup lint types short
 
 lint: setup
 	@echo "== lint: ruff and the import rules between layers"
@@ -72,13 +74,17 @@ types: setup
 	@echo "== types: mypy, strict on src"
 	$(BIN)/mypy
 
-unit: setup
+short: setup
 	@echo "== tests (real datasets are used when MANEGE_DATA names their folder, else skipped)"
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=60
+	$(PYTEST) -m "not soak and not full" --durations=20
+
+test-all: setup
+	@echo "== tests that make test leaves out: about a quarter of an hour on two cores"
+	$(PYTEST) -m "full and not soak" --durations=40
 
 coverage: setup
-	@echo "== coverage: the same tests, and the lines they came through in their own processes"
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
+	@echo "== coverage: all tests but the soak ones, and the lines they came through in their own processes"
+	$(PYTEST) --cov --cov-report=term:skip-covered
 
 fmt: setup
 	$(BIN)/ruff check --fix src tests benchmarks examples scripts

@@ -42,4 +42,5 @@ def score_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first: processes that share the files out then end at about the same time."""
-    items.sort(key=lambda item: {"contract", "recovery", "slurm"}.isdisjoint(item.path.parts))
+    long = {"contract", "recovery", "slurm", "test_instructions.py"}
+    items.sort(key=lambda item: long.isdisjoint(item.path.parts))

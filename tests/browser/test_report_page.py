@@ -12,6 +12,8 @@ import pytest
 from manege.report import comparing, single, writing
 from tests.helpers.synthetic_run import evaluation, grid_events, make_run, per_class_events, trial
 
+pytestmark = pytest.mark.full
+
 CLASSES = ["3", "5", "8"]
 
 

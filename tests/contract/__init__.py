@@ -1,1 +1,1 @@
-"""What every runtime promises, whoever carries: letters in order, runs with the same bits."""
+"""What every runtime and every method promises of a run: letters in order, the same bits, verbs."""

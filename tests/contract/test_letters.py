@@ -25,12 +25,13 @@ def test_over_a_channel():
     assert [one.wait(120) for one in both] == [0, 0]
 
 
-@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.parametrize("name", ["openmpi", pytest.param("mpich", marks=pytest.mark.full)])
 def test_over_mpi(name):
     done = _ranks(library(name), "exchange")
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
 def test_what_is_larger_than_expected_is_refused(name):
     done = _ranks(library(name), "unexpected")

@@ -100,6 +100,7 @@ def _events(path: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in RunDir.open(path).events() if event["event"] == kind]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "relay"),
     [
@@ -138,6 +139,7 @@ def _check_told_once(path: Path) -> None:
         assert rounds[0] == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("runtime", ["openmpi", pytest.param("mpich", marks=pytest.mark.soak)])
 def test_what_fails_fails_alone(runtime, tmp_path):
     """As on one machine (tests/recovery/test_local.py): one class is lost, and no other."""

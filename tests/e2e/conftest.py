@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.command import TINY, Done, run_here, run_process
 from tests.helpers.material import write_class
-from tests.helpers.tiny import shared_cache
+from tests.helpers.tiny import made_once, shared_cache
 
 Command = Callable[..., Done]
 
@@ -43,13 +43,13 @@ def manege_process(tmp_path: Path) -> Command:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on three digits; not to be changed."""
-    folder = tmp_path_factory.mktemp("trained")
-    done = run_here(
-        *("train", "digits", "--classes", "3,7,8", "--rounds", "2", *TINY, "--out", "run"),
-        cwd=folder,
-    )
-    assert done.code == 0, done.err
-    return folder / "run"
+
+    def make(folder: Path) -> None:
+        words = ("train", "digits", "--classes", "3,7,8", "--rounds", "2", *TINY)
+        done = run_here(*words, "--out", "run", cwd=folder)
+        assert done.code == 0, done.err
+
+    return made_once("trained", make, tmp_path_factory) / "run"
 
 
 @pytest.fixture(scope="session")
@@ -81,21 +81,25 @@ def evaluated(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Whoever asks for it finds the feature network of the three digits in the cache.
     """
-    folder = tmp_path_factory.mktemp("evaluated")
-    shutil.copytree(trained, folder / "run")
-    done = run_here("evaluate", "run", cwd=folder)
-    assert done.code == 0, done.err
-    return folder / "run"
+
+    def make(folder: Path) -> None:
+        shutil.copytree(trained, folder / "run")
+        done = run_here("evaluate", "run", cwd=folder)
+        assert done.code == 0, done.err
+
+    return made_once("evaluated", make, tmp_path_factory) / "run"
 
 
 @pytest.fixture(scope="session")
 def scored(evaluated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of `trained` again, with scores and an average of the weights; not to be changed."""
-    folder = tmp_path_factory.mktemp("scored")
-    done = run_here(
-        *("train", "digits", "--classes", "3,7,8", "--rounds", "2", *TINY, "--out", "run"),
-        *("--score", "kid", "--score-every", "1", "--ema", "0.9"),
-        cwd=folder,
-    )
-    assert done.code == 0, done.err
-    return folder / "run"
+
+    def make(folder: Path) -> None:
+        done = run_here(
+            *("train", "digits", "--classes", "3,7,8", "--rounds", "2", *TINY, "--out", "run"),
+            *("--score", "kid", "--score-every", "1", "--ema", "0.9"),
+            cwd=folder,
+        )
+        assert done.code == 0, done.err
+
+    return made_once("scored", make, tmp_path_factory) / "run"

@@ -904,6 +904,7 @@ def test_bad_input_is_refused_in_one_line_and_changes_nothing(
     assert files(tmp_path) == before, "it wrote something"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("damage", ["cut", "another's"])
 def test_a_resume_refused_for_its_scorer_says_why_and_can_be_mended(
     damage: str, manege: Command, scored: Path, random_scorer: Path, tmp_path: Path

@@ -27,6 +27,7 @@ from .conftest import Command
 NO_NETWORK = {"https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
 
 
+@pytest.mark.full
 def test_cifar10_is_looked_at(real_data: Path, manege: Command) -> None:
     args = ("data", "check", "cifar10", "--classes", "cat", "--data-root", real_data)
     done = manege(*args)
@@ -37,6 +38,7 @@ def test_cifar10_is_looked_at(real_data: Path, manege: Command) -> None:
     assert "fine to train on" in done.out
 
 
+@pytest.mark.full
 def test_two_classes_of_cifar10_are_trained(
     real_data: Path, manege: Command, tmp_path: Path
 ) -> None:
@@ -161,6 +163,7 @@ def test_without_files_and_network_one_line_says_what_to_do(name: str, manege: C
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.full
 def test_a_folder_with_a_table_is_looked_at_trained_and_scored_by_it(
     manege: Command, tmp_path: Path
 ) -> None:

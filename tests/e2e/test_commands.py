@@ -77,6 +77,7 @@ def test_without_a_command_the_help_is_shown_and_the_code_says_so(
     assert f"Usage: manege {command}".rstrip() in done.err
 
 
+@pytest.mark.full
 def test_help_comes_at_once() -> None:
     """It costs little more than the library that prints it. CPU time: others are at work too."""
     parsing, helping = (
@@ -211,6 +212,7 @@ def test_training_tells_its_result_as_one_object(manege: Command, tmp_path: Path
     assert longer["rounds"] == {"3": 3, "7": 3, "8": 3}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("runtime", ["inline", "local"])
 def test_resuming_under_other_vector_instructions_is_told_in_a_line(
     manege_process: Command, run: Path, runtime: str
@@ -358,7 +360,11 @@ def spaced(text: str) -> str:
     return text.replace('":"', '": "')
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)],
+    ids=["SIGINT", "SIGTERM"],
+)
 def test_a_signal_stops_with_everything_saved(
     number: signal.Signals, training: subprocess.Popen[str], manege: Command, tmp_path: Path
 ) -> None:
@@ -432,6 +438,7 @@ def test_a_reader_that_goes_away_is_no_reason_to_complain(
     assert (done.code, done.err) == (3, "")
 
 
+@pytest.mark.full
 def test_a_name_that_is_not_text_is_shown_escaped(manege_process: Command, tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff.png")
     done = manege_process("data", "check", "digits", "--classes", "3", "--sheet", name)
@@ -440,6 +447,7 @@ def test_a_name_that_is_not_text_is_shown_escaped(manege_process: Command, tmp_p
     assert (tmp_path / name).is_file()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("runtime", ["inline", "local"])
 def test_a_run_whose_name_is_not_text_is_a_run_like_any_other(
     runtime: str, manege_process: Command, tmp_path: Path
@@ -463,7 +471,7 @@ def test_a_run_whose_name_is_not_text_is_a_run_like_any_other(
         (("--budget", "0.001"), "--budget 0s asks for less; give a longer one"),
     ],
 )
-@pytest.mark.parametrize("runtime", ["inline", "local"])
+@pytest.mark.parametrize("runtime", ["inline", pytest.param("local", marks=pytest.mark.full)])
 def test_a_shorter_length_than_was_trained_is_refused_and_changes_nothing(
     asked: tuple[str, ...], told: str, runtime: str, manege: Command, run: Path
 ) -> None:

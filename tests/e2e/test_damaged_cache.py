@@ -49,7 +49,7 @@ def ended(run: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
-@pytest.mark.parametrize("runtime", ["inline", "local"])
+@pytest.mark.parametrize("runtime", ["inline", pytest.param("local", marks=pytest.mark.full)])
 def test_train_and_resume_end_in_the_same_bits(here: Path, runtime: str) -> None:
     command = run_here if runtime == "inline" else run_process
     env = {"MANEGE_RUNTIME": runtime}
@@ -71,6 +71,7 @@ def test_train_and_resume_end_in_the_same_bits(here: Path, runtime: str) -> None
     assert ended(here / "run") == ended(here / "clean")
 
 
+@pytest.mark.full
 def test_evaluate_and_compare_tell_the_same_scores(here: Path) -> None:
     for name, seed in (("run", "1"), ("other", "2")):
         done = run_here(

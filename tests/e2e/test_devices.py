@@ -26,6 +26,7 @@ METHODS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", METHODS)
 def test_two_devices_give_the_bits_of_one(method: str, tmp_path: Path) -> None:
     words = ("train", *METHODS[method])

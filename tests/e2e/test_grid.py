@@ -114,12 +114,14 @@ def test_a_grid_can_be_drawn_from(grid: Trained, manege: Command, tmp_path: Path
     assert (tmp_path / "exported.png").read_bytes() == (tmp_path / "x.png").read_bytes()
 
 
+@pytest.mark.full
 def test_a_grid_can_be_scored(grid: Trained, manege: Command) -> None:
     done = manege("evaluate", grid.path, "--json", "--samples", "64", "--metrics", "kid")
     assert done.code == 0, done.err
     assert "kid" in done.out
 
 
+@pytest.mark.full
 def test_a_finished_grid_resumed_is_finished(grid: Trained, manege: Command) -> None:
     before = api.load_model(grid.path).digest
     done = manege("resume", grid.path, "--json")
@@ -128,6 +130,7 @@ def test_a_finished_grid_resumed_is_finished(grid: Trained, manege: Command) -> 
     assert api.load_model(grid.path).digest == before
 
 
+@pytest.mark.full
 def test_a_grid_of_one_cell_draws_what_a_single_gan_draws(tmp_path: Path) -> None:
     shared = {"rounds": 2, "data.classes": ["3"], "preset": "cellular-paper"}
     options = {key.replace(".", "__"): value for key, value in (SETTINGS | shared).items()}
@@ -155,6 +158,7 @@ def test_a_grid_of_one_cell_draws_what_a_single_gan_draws(tmp_path: Path) -> Non
         assert trained[-ALIGN:][:2].tolist() == expected[-ALIGN:][:2].tolist()  # Steps and rate.
 
 
+@pytest.mark.full
 def test_a_cell_that_fails_leaves_the_grid_its_model_and_the_exit_code_4(
     manege: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_model_with_missing_classes_is_not_compared_with_all(manege: Command, 
 # What comes out.
 
 
+@pytest.mark.full
 def test_fid_of_few_pictures_must_be_allowed_and_is_marked(
     manege: Command, tmp_path, installed: Path
 ):

@@ -367,6 +367,7 @@ def test_an_exported_model_outlives_its_run(manege: Command, tmp_path: Path, run
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
+@pytest.mark.full
 def test_a_new_process_draws_the_same(
     manege: Command, manege_process: Command, tmp_path: Path, model: Path
 ) -> None:

@@ -10,11 +10,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from manege.experiments.scaling import Settings, measure_all, plan_of
+from manege.experiments.scaling import MeasuredRun, Settings, measure_all, plan_of
+from manege.experiments.scaling import runs as measuring
+from manege.experiments.scaling.plan import MeasuredUnit
 from tests.helpers.command import run_here
 
 from .conftest import Command
@@ -30,6 +34,34 @@ SMALL = (
     *("cellular.mixture.final_samples=100", "cellular.mixture.final_steps=2"),
 )
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
+def test_a_bench_ends_in_tables_and_a_plot(manege: Command, tmp_path: Path, monkeypatch):
+    """Two of its runs are trained; the others are said to have gone as the latter of them."""
+    measure, found = measuring._measure, []
+
+    def one_of_each(unit: MeasuredUnit, *more: Any) -> MeasuredRun:
+        if unit.kind in ("warm-up", "weak") and len(found) < 2:
+            found.append(measure(unit, *more))
+            return found[-1]
+        own = {key: getattr(unit, key) for key in ("name", "kind", "shape", "cells", "workers")}
+        return replace(found[-1], **own)
+
+    monkeypatch.setattr(measuring, "_measure", one_of_each)
+    done = manege(*CLASSES, "--json")
+    assert done.code == 0, done.err
+    assert [unit.name for unit in found] == ["warm-up", "weak-1-class-1-1"]
+    assert "5 of 5 runs" in done.err
+    # The command, its server and its trainer; torch alone takes more than that.
+    assert found[-1].processes == 3
+    assert found[-1].peak_bytes is not None
+    assert found[-1].peak_bytes > 50e6
+    assert 0 < found[-1].training_cpu_s < found[-1].cpu_s
+    tables = (tmp_path / "out/tables.md").read_text()
+    assert all(f"Table {number})" in tables for number in ("II", "III", "IV"))
+    assert (tmp_path / "out/plot.png").read_bytes().startswith(b"\x89PNG")
+    written = json.loads((tmp_path / "out/results.json").read_text())
+    assert written == {name: done.json[name] for name in written}
 
 
 @pytest.mark.soak
@@ -157,6 +189,7 @@ def test_a_folder_of_something_else_is_left_alone(manege: Command, tmp_path: Pat
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.full
 def test_a_run_that_cannot_begin_ends_the_bench_with_its_own_words(manege: Command, tmp_path: Path):
     done = manege("bench", "scaling", "-o", "out", "--data", "nowhere")
     assert (done.code, done.err.count("\n")) == (2, 1), done.err

@@ -209,6 +209,7 @@ def test_a_run_that_was_moved_is_called_by_its_new_name(
     assert manege("evaluate", "moved").out.startswith("moved (")
 
 
+@pytest.mark.full
 def test_a_run_needs_no_cache_where_it_has_its_scorer(
     manege: Command, evaluated: Path, tmp_path: Path
 ) -> None:
@@ -221,7 +222,9 @@ def test_a_run_needs_no_cache_where_it_has_its_scorer(
 # Whatever else there is.
 
 
-@pytest.mark.parametrize("subject", ["model", "classes", "labelled.npz"])
+@pytest.mark.parametrize(
+    "subject", [pytest.param("model", marks=pytest.mark.full), "classes", "labelled.npz"]
+)
 def test_whatever_has_labels_is_judged_and_nothing_is_written_beside_it(
     subject: str, manege: Command, drawn: Path
 ) -> None:
@@ -247,6 +250,7 @@ def test_pictures_without_labels_are_judged_but_for_their_labels(
     assert tree(drawn) == before
 
 
+@pytest.mark.full
 def test_pictures_without_labels_are_given_some_by_the_classifier(
     manege: Command, drawn: Path, tmp_path: Path
 ) -> None:
@@ -290,6 +294,7 @@ def test_the_form_pictures_are_kept_in_does_not_matter(manege: Command, drawn: P
     assert kid[1:] == pytest.approx([kid[0], kid[0]], rel=1e-5)
 
 
+@pytest.mark.full
 def test_the_command_says_no_word_too_much(manege_process: Command, drawn: Path) -> None:
     done = manege_process("evaluate", drawn / "plain.npz", "--data", drawn / "flat", "--json")
     assert done.err == ""
@@ -359,6 +364,7 @@ def test_samples_says_how_many_are_compared(subject: str, manege: Command, drawn
     assert by_name(told)["kid"]["generated"] == 30
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("subject", ["model", "labelled.npz"])
 def test_classes_restricts_both_sides(subject: str, manege: Command, drawn: Path) -> None:
     only = ("--data", "digits", "--classes", "3", "--per-class")
@@ -441,6 +447,7 @@ def test_a_distance_on_too_few_pictures_is_marked(manege: Command, drawn: Path) 
     assert "(few-samples)" in manege("evaluate", drawn / "classes", *DIGITS, *few).out
 
 
+@pytest.mark.full
 def test_lipizzaner_s_classifier_gives_its_distance_its_name(
     manege: Command, tmp_path: Path
 ) -> None:
@@ -484,6 +491,7 @@ def test_a_model_that_lacks_a_class_is_judged_without_it(
     assert told["protocol"]["reference"]["classes"] == ["3", "8"]
 
 
+@pytest.mark.full
 def test_a_run_whose_class_failed_is_judged_without_it(manege: Command, run: Path) -> None:
     rundir = RunDir.open(run)
     identity = run_config(rundir).identity()
@@ -529,6 +537,7 @@ def stopped(tmp_path: Path, evaluated: Path) -> Path:
     return run.path
 
 
+@pytest.mark.full
 def test_a_stopped_run_is_judged_as_it_stands_and_anew_when_it_has_gone_on(
     manege: Command, stopped: Path
 ) -> None:
@@ -541,6 +550,7 @@ def test_a_stopped_run_is_judged_as_it_stands_and_anew_when_it_has_gone_on(
     assert len(list((stopped / "evaluations").glob("*.json"))) == 2
 
 
+@pytest.mark.full
 def test_a_run_stopped_early_is_judged_by_the_classes_it_has(
     manege: Command, stopped: Path
 ) -> None:
@@ -603,6 +613,7 @@ def test_a_comparison_is_one_object_too(
     assert (tmp_path / "a" / "samples" / "seed-3.png").is_file()
 
 
+@pytest.mark.full
 def test_a_comparison_overwrites_when_told_to(
     pair: tuple[str, str], manege: Command, tmp_path: Path
 ) -> None:
@@ -641,6 +652,7 @@ def test_scores_against_different_pictures_are_in_different_rows(
     assert re.search(r"^kid@\S+ vs animals-\w+ +- +\S+ \[", table, re.MULTILINE)
 
 
+@pytest.mark.full
 def test_scores_against_the_same_pictures_are_in_one_row_whatever_the_runs_learned(
     evaluated: Path, trained_animals: Path, manege: Command, tmp_path: Path
 ) -> None:
@@ -652,6 +664,7 @@ def test_scores_against_the_same_pictures_are_in_one_row_whatever_the_runs_learn
     assert None not in row
 
 
+@pytest.mark.full
 def test_a_comparison_makes_the_folder_it_goes_into(
     pair: tuple[str, str], manege: Command, tmp_path: Path
 ) -> None:
@@ -707,6 +720,7 @@ def test_score_none_is_the_same_as_no_score(manege: Command, trained: Path) -> N
     assert shown[0] == shown[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scorer", ["kept", "gone"])
 def test_a_scored_run_goes_on_as_if_never_interrupted(
     scorer: str, manege: Command, stopped: Path, scored: Path
@@ -722,6 +736,7 @@ def test_a_scored_run_goes_on_as_if_never_interrupted(
     assert told[0] == told[1]
 
 
+@pytest.mark.full
 def test_a_longer_run_is_scored_on(manege: Command, scored: Path, tmp_path: Path) -> None:
     shutil.copytree(scored, tmp_path / "run")
     done = manege("resume", "run", "--rounds", "3", "--json")
@@ -751,6 +766,7 @@ def cut_short(stopped: Path) -> Path:
     return stopped
 
 
+@pytest.mark.full
 def test_a_run_killed_while_it_wrote_its_scorer_writes_it_again(
     manege: Command, cut_short: Path
 ) -> None:

@@ -22,6 +22,7 @@ def root(tmp_path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return ("--data-root", "data")
 
 
+@pytest.mark.full
 def test_modes_are_told_by_the_classifier_of_the_digits(manege: Command, tmp_path, root):
     np.savez(tmp_path / "mine.npz", images=np.repeat(noise(0, 30, 28, 28, 1), 3, axis=-1))
     done = manege(*MODES, *root, "--json")

@@ -55,6 +55,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
     return folder, done
 
 
+@pytest.mark.full
 def test_recipes_of_all_methods_are_trained_and_measured_alike(
     undisturbed: tuple[Path, Done],
 ) -> None:
@@ -105,6 +106,7 @@ def test_the_time_of_a_plan_ends_its_runs(manege: Command, tmp_path: Path) -> No
     assert finished["round"] < 1000
 
 
+@pytest.mark.full
 def test_scores_are_taken_at_every_time_on_the_way(manege: Command, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(
@@ -262,6 +264,7 @@ def test_a_folder_of_something_else_is_left_alone(manege: Command, tmp_path: Pat
     assert (done.code, done.err.count("\n")) == (2, 1)
 
 
+@pytest.mark.full
 def test_classes_that_differ_behind_a_point_have_configurations_of_their_own(
     manege: Command, tmp_path: Path
 ) -> None:
@@ -280,6 +283,7 @@ def test_classes_that_differ_behind_a_point_have_configurations_of_their_own(
         assert json.loads((run / "data.json").read_text())["classes"].keys() == {label}
 
 
+@pytest.mark.full
 def test_another_preset_than_a_recipe_names_is_told(manege: Command, tmp_path: Path) -> None:
     """Points are no pictures: the default preset's critic would see features."""
     (tmp_path / "plan.yaml").write_text(
@@ -292,6 +296,7 @@ def test_another_preset_than_a_recipe_names_is_told(manege: Command, tmp_path: P
     assert done.err.startswith(said)
 
 
+@pytest.mark.full
 def test_data_that_are_not_there_end_the_sweep_in_one_line(manege: Command, tmp_path: Path) -> None:
     path = write_plan(tmp_path)
     path.write_text(path.read_text().replace("data: digits", "data: nowhere"))

@@ -211,6 +211,7 @@ def test_a_run_on_a_toy_is_told_its_modes(manege: Command, own_ring: Path) -> No
     assert re.search(r"^  high-quality@points +[\d.]+ ", table, re.MULTILINE)
 
 
+@pytest.mark.full
 def test_points_of_the_toy_itself_reach_every_mode(manege: Command, tmp_path: Path) -> None:
     points = set_of(open_dataset(DataConfig(source="ring8")), Split.TRAIN)
     np.savez(tmp_path / "true.npz", images=points.pictures)
@@ -234,6 +235,7 @@ def test_drawn_points_score_as_their_model(manege: Command, own_ring: Path) -> N
     assert values[0] == pytest.approx(values[1], rel=1e-4)
 
 
+@pytest.mark.full
 def test_a_toy_and_pictures_are_compared_in_separate_rows(
     manege: Command, own_ring: Path, trained: Path, tmp_path: Path
 ) -> None:

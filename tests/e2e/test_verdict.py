@@ -139,6 +139,7 @@ def test_the_same_question_is_answered_from_the_run(judged: Path) -> None:
     assert files_below(judged / "tail") == before
 
 
+@pytest.mark.full
 def test_more_seeds_use_those_that_are_there(judged: Path, tmp_path: Path) -> None:
     shutil.copytree(judged / "tail", tmp_path / "tail")
     before = files_below(tmp_path / "tail")
@@ -151,6 +152,7 @@ def test_more_seeds_use_those_that_are_there(judged: Path, tmp_path: Path) -> No
     assert sum(name.endswith("-seed-2.npz") for name in after) == 7
 
 
+@pytest.mark.full
 def test_trainings_side_by_side_answer_what_they_answer_alone(judged: Path, tmp_path: Path) -> None:
     shutil.copytree(judged / "tail", tmp_path / "tail")
     shutil.rmtree(tmp_path / "tail" / "verdict")
@@ -161,6 +163,7 @@ def test_trainings_side_by_side_answer_what_they_answer_alone(judged: Path, tmp_
     assert done.out == more.out == (judged / "out.txt").read_text()
 
 
+@pytest.mark.full
 def test_a_stopped_verdict_goes_on_where_it_was(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path / "tail")
     process = subprocess.Popen(
@@ -229,6 +232,7 @@ def pictures_in(folder: Path) -> dict[str, int]:
     return {one.name: len(list(one.iterdir())) for one in folder.iterdir() if one.is_dir()}
 
 
+@pytest.mark.full
 def test_export_balances_every_class_to_a_number(
     manege: Command, tail: Path, tmp_path: Path
 ) -> None:
@@ -268,6 +272,7 @@ def test_export_without_it_still_writes_the_model(manege: Command, tail: Path) -
     assert "3 classes, 8x8, grey" in manege("export", "tail", "-o", "model").out
 
 
+@pytest.mark.full
 def test_an_exported_folder_can_be_trained_on(manege: Command, tail: Path) -> None:
     manege("export", "tail", "--balance-to", "170", "--seed", "4", "-o", "more")
     done = manege("train", "more", "--rounds", "1", *TINY, "--out", "second")
@@ -428,16 +433,19 @@ def check_balanced(folder: Path, out: Path) -> None:
     assert json.loads((out / "manifest.json").read_text())["labelled_by"] == "classifier"
 
 
+@pytest.mark.full
 def test_a_classifier_names_the_pictures_of_a_model_without_labels(
     unlabelled: Path, tmp_path: Path
 ) -> None:
     check_balanced(unlabelled, tmp_path / "more")
 
 
+@pytest.mark.full
 def test_a_classifier_names_the_pictures_of_a_grid(tmp_path: Path) -> None:
     check_balanced(train_unlabelled(tmp_path, *GRID), tmp_path / "more")
 
 
+@pytest.mark.full
 def test_the_gate_of_an_export_is_counted(unlabelled: Path, tmp_path: Path) -> None:
     out = tmp_path / "more"
     done = run_here(
@@ -458,6 +466,7 @@ def test_the_gate_of_an_export_is_counted(unlabelled: Path, tmp_path: Path) -> N
     assert sum(sum(one["left_out"].values()) for one in manifest["classes"].values()) > 0
 
 
+@pytest.mark.full
 def test_a_verdict_with_the_gate_and_without_labels(unlabelled: Path, tmp_path: Path) -> None:
     shutil.copytree(unlabelled / "run", tmp_path / "run")
     done = run_here("verdict", "run", "--gate", *QUICK, "--json", cwd=tmp_path)
@@ -469,6 +478,7 @@ def test_a_verdict_with_the_gate_and_without_labels(unlabelled: Path, tmp_path: 
     assert (tmp_path / "run" / "verdict").is_dir()
 
 
+@pytest.mark.full
 def test_a_class_that_hardly_passes_is_refused(tail: Path, manege: Command) -> None:
     """Two rounds make noise, which no classifier takes for a digit of its class."""
     done = manege("export", "tail", "--balance-to", "400", "--gate", "-o", "more")

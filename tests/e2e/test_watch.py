@@ -30,6 +30,7 @@ LONG = (
 )
 
 
+@pytest.mark.full
 def test_training_on_a_terminal_shows_a_page_that_fits(tmp_path):
     words = (*LONG, "--rounds", "300", "--score", "none")
     columns, rows = 80, 24
@@ -56,6 +57,7 @@ def test_training_on_a_terminal_shows_a_page_that_fits(tmp_path):
     assert shown.text.rindex("\x1b[?25h") > shown.text.rindex("\x1b[?25l")
 
 
+@pytest.mark.full
 def test_keys_pause_commit_draw_and_stop(tmp_path):
     pressed: list[str] = []
     times: dict[str, float] = {}
@@ -106,6 +108,7 @@ class Pausing(Observer):
         return {1: ["pause", "checkpoint", "sheet"], 31: ["resume"]}.get(self.looks, [])
 
 
+@pytest.mark.full
 def test_ctrl_z_gives_the_terminal_back_and_the_run_goes_on_later(tmp_path):
     pressed: list[str] = []
 

@@ -79,7 +79,9 @@ def test_three_ranks_come_to_the_bits_of_one_process(inline, tmp_path, name):
     assert result(tmp_path / "run") == inline(name)
 
 
-@pytest.mark.parametrize("name", ["modern", "cellular-mustangs"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("modern", marks=pytest.mark.full), "cellular-mustangs"]
+)
 def test_a_run_killed_and_resumed_comes_to_the_bits_of_one_that_was_not(inline, tmp_path, name):
     args = ("train", *RUNS[name], "--runtime", "inline", "--out", "run")
     killed = run_process(*args, cwd=tmp_path, env={VARIABLE: "step@9"})
@@ -89,6 +91,7 @@ def test_a_run_killed_and_resumed_comes_to_the_bits_of_one_that_was_not(inline, 
     assert result(tmp_path / "run") == inline(name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("runtime", [("--runtime", "inline"), ("--workers", "2")])
 @pytest.mark.parametrize("name", ["paper-dc", "grid", "modern-before-colour-head"])
 def test_a_run_that_an_earlier_version_left_behind_goes_on_to_its_bits(tmp_path, name, runtime):

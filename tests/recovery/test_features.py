@@ -53,6 +53,7 @@ def folder(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", METHODS)
 def test_two_trainers_come_to_the_bits_of_one_process(method, folder, undisturbed, tmp_path):
     args = (str(folder), *COMMON, *METHODS[method])
@@ -61,6 +62,7 @@ def test_two_trainers_come_to_the_bits_of_one_process(method, folder, undisturbe
     assert state_of(tmp_path / "run") == undisturbed(*args)
 
 
+@pytest.mark.full
 def test_a_killed_run_goes_on_to_the_same_bits(folder, undisturbed, tmp_path):
     args = (str(folder), *COMMON, *PER_CLASS, "--set", "checkpoints.every_rounds=1")
     command = [sys.executable, "-m", "manege", "train", *args, "--workers", "1", "--out", "run"]

@@ -57,6 +57,7 @@ def _own_cache(tmp_path_factory):
         yield
 
 
+@pytest.mark.full
 def test_a_grid_killed_at_random_steps_ends_in_the_same_bits(forker, tmp_path):
     steps = random.Random(1).sample(range(1, STEPS + 1), 4)
     told = run_plan(forker, tmp_path, GRID, [f"step@{n}" for n in steps])
@@ -65,11 +66,13 @@ def test_a_grid_killed_at_random_steps_ends_in_the_same_bits(forker, tmp_path):
     assert any("@" in name for name in told["reference"]), "no mixture was to be chosen"
 
 
+@pytest.mark.full
 def test_a_grid_killed_four_times_in_a_row_ends_in_the_same_bits(forker, tmp_path):
     then = ["step@3", "commit:written@2", "step@6"]
     all_well(run_plan(forker, tmp_path, GRID | EVERY_STEP | EVERYTHING, ["step@5"], then), 3)
 
 
+@pytest.mark.full
 def test_a_grid_killed_inside_every_part_of_a_commit_ends_in_the_same_bits(forker, tmp_path):
     """The first commit of the first cell, and one in the midst, when some are ahead of others."""
     points = [f"{point}@{1 + 5 * (n % 2)}" for n, point in enumerate(COMMIT_POINTS)]
@@ -95,6 +98,7 @@ def _commits(path: Path) -> int:
     return events.read_text().count('"event":"commit"') if events.exists() else 0
 
 
+@pytest.mark.full
 def test_the_command_killed_at_random_moments_ends_with_the_same_model(tmp_path):
     assert run_here(*TRAIN, "--out", "reference", cwd=tmp_path).code == 0
     path, rng = tmp_path / "run", random.Random(7)

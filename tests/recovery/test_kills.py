@@ -96,6 +96,7 @@ def all_well(told: dict, times_killed_again: int | None = 0) -> None:
     assert all(one["same"] for one in results), results
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "saving",
     [
@@ -108,11 +109,13 @@ def test_killed_at_every_step_the_result_is_the_same_bits(forker, tmp_path, savi
     all_well(run_plan(forker, tmp_path, saving | NARROW, steps))
 
 
+@pytest.mark.full
 def test_killed_three_times_in_a_row_the_result_is_the_same_bits(forker, tmp_path):
     plan = (EVERY_STEP | NARROW, ["step@2", "step@5"], ["step@1", "step@3"])
     all_well(run_plan(forker, tmp_path, *plan), 2)
 
 
+@pytest.mark.full
 def test_killed_inside_every_part_of_a_commit_the_result_is_the_same_bits(forker, tmp_path):
     points = [f"{point}@{n}" for point in COMMIT_POINTS for n in (1, 3)]
     all_well(run_plan(forker, tmp_path, EVERY_ROUND | NARROW, points))
@@ -122,6 +125,7 @@ def test_killed_inside_every_part_of_a_commit_the_result_is_the_same_bits(forker
 PLAIN = {"minimax, flips", "least-squares, r1", "resnet", "single", "conditional", "mlp"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [pytest.param(one, marks=pytest.mark.soak) if one in PLAIN else one for one in SETTINGS],
@@ -136,6 +140,7 @@ def test_other_settings_resume_to_the_same_bits_too(forker, tmp_path, name):
         assert float(re.search(r"'chance': ([\d.]+)", first)[1]) > 0
 
 
+@pytest.mark.full
 def test_scored_and_averaged_runs_end_with_the_same_best_and_average_too(forker, tmp_path):
     """Each of these deaths lies between two scores, or in a commit of a new average and best."""
     sets = EVERY_STEP | SCORED_POINTS

@@ -46,6 +46,8 @@ GRID = (
 METHODS = {"per-class": PER_CLASS, "grid": GRID}
 soak = partial(pytest.param, marks=pytest.mark.soak)
 """What `make soak` tries besides."""
+full = partial(pytest.param, marks=pytest.mark.full)
+"""What `make test-all` tries besides."""
 BACK_AT_WORK_S = 5.0
 
 
@@ -162,6 +164,7 @@ def _back_at_work(path: Path) -> Iterator[float]:
                 yield next(later) - event["t"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "workers"),
     [
@@ -219,6 +222,7 @@ def _killed_at_random(args: tuple[str, ...], path: Path, seed: int, kills: int) 
     return deaths
 
 
+@pytest.mark.full
 def test_trainers_killed_at_random_moments_cost_nothing_but_time(method, wanted, tmp_path):
     _killed_at_random(METHODS[method], tmp_path / "run", seed=5, kills=10)
     assert state_of(tmp_path / "run") == wanted
@@ -277,7 +281,9 @@ def _resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
 
 
-@pytest.mark.parametrize(("method", "waves"), [("per-class", 1), ("grid", 2)], indirect=["method"])
+@pytest.mark.parametrize(
+    ("method", "waves"), [full("per-class", 1), ("grid", 2)], indirect=["method"]
+)
 def test_trainers_that_hang_are_replaced(method, waves, wanted, tmp_path):
     """All at once, and their successors too: eleven in all."""
     path = tmp_path / "run"
@@ -301,6 +307,7 @@ def test_trainers_that_hang_are_replaced(method, waves, wanted, tmp_path):
     assert max(_back_at_work(path)) < BACK_AT_WORK_S
 
 
+@pytest.mark.full
 def test_a_finished_trainer_that_is_slow_to_exit_is_not_mistaken_for_a_dead_one(tmp_path):
     path = tmp_path / "run"
     write_class(tmp_path / "data" / "long", 300)
@@ -323,6 +330,7 @@ KILL = signal.SIGKILL
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "numbers"),
     [
@@ -384,6 +392,7 @@ def test_a_slow_trainers_cells_go_to_a_fast_one(method, wanted, tmp_path):
     assert {event["trainer"] for event in moved} == {1}
 
 
+@pytest.mark.full
 def test_a_run_begun_in_one_process_goes_on_with_trainers(method, wanted, tmp_path):
     path = tmp_path / "run"
     rounds = METHODS[method][METHODS[method].index("--rounds") + 1]
@@ -400,7 +409,7 @@ def test_a_run_begun_in_one_process_goes_on_with_trainers(method, wanted, tmp_pa
 @pytest.mark.parametrize(
     ("method", "point"),
     [
-        ("per-class", "commit:written"),
+        full("per-class", "commit:written"),
         soak("per-class", "step"),
         ("grid", "commit:before"),
         soak("grid", "commit:written"),
@@ -417,6 +426,7 @@ def test_a_trainer_killed_inside_a_commit_is_started_again(point, method, wanted
     assert death["trainer"] == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "point"),
     [
@@ -453,6 +463,7 @@ def test_a_killed_server_is_replaced(method, wanted, tmp_path):
     assert _events(path, "trainer_died")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("point", ["server:prepared", "server:bind"])
 def test_a_server_killed_before_training_is_one_line_and_resume_goes_on(point, tmp_path):
     path = tmp_path / "run"
@@ -465,6 +476,7 @@ def test_a_server_killed_before_training_is_one_line_and_resume_goes_on(point, t
     assert code == 0, err
 
 
+@pytest.mark.full
 def test_a_server_that_is_dead_already_is_one_line_too(tmp_path):
     """In the test above it may be dying when it is asked."""
     config = resolve(preset="paper", flags={"data.source": "digits", "data.classes": ["3"]})
@@ -485,6 +497,7 @@ def test_a_server_that_is_dead_already_is_one_line_too(tmp_path):
             server.prepare(asked, Silent())
 
 
+@pytest.mark.full
 def test_trainers_without_memory_are_started_again(undisturbed, tmp_path):
     path = tmp_path / "run"
     # Nothing is measured besides: a matrix product that gets no room for its copies is computed in
@@ -509,6 +522,7 @@ def _out_of_memory(log: Path) -> bool:
     return "MemoryError" in text or "Cannot allocate memory" in text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("point", "words"),
     [("step@42", "killed by SIGKILL"), ("step@42!", "RuntimeError: failpoint step")],
@@ -536,6 +550,7 @@ def test_a_step_that_kills_its_trainer_each_time_fails_its_class_alone(point, wo
         assert log.read_text().count("Traceback") == 3
 
 
+@pytest.mark.full
 def test_an_asynchronous_grid_finishes_whatever_dies(tmp_path):
     """Which centres a cell meets depends on timing; that it gets to its end does not."""
     path = tmp_path / "run"

@@ -135,6 +135,7 @@ def _until(look, what: str, timeout_s: float = 90.0):
     raise AssertionError(f"no {what} within {timeout_s} s")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "ranks"),
     [
@@ -272,6 +273,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_bad_input_is_one_line_of_the_first_rank_and_the_exit_code_of_all(tmp_path):
     job = Job(3, "train", "digits", "--classes", "99", "--out", tmp_path / "run")
     code, _, err = job.end()
@@ -279,6 +281,7 @@ def test_bad_input_is_one_line_of_the_first_rank_and_the_exit_code_of_all(tmp_pa
     assert err.count("manege: ") == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_launcher_of_another_library_is_refused(rank, monkeypatch, tmp_path):
     """Ranks that each see themselves alone would all train the whole run."""
@@ -297,6 +300,7 @@ def test_a_launcher_of_another_library_is_refused(rank, monkeypatch, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_a_server_killed_before_training_ends_the_job_with_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLE, "server:prepared")
     code, _, err = Job(2, "train", *PER_CLASS, "--out", tmp_path / "run").end()
@@ -339,6 +343,7 @@ main()
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_rank_that_can_start_no_process_ends_the_job_with_one_line(more, group, tmp_path):
     """It cannot start its server, or that a child."""
@@ -364,6 +369,7 @@ def test_ordinary_runs_and_help_do_not_load_mpi(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_the_launcher_starts_a_job_again_and_turns_sigterm_into_a_commit(wanted, tmp_path):
     path = tmp_path / "run"
     job = Job(None, "train", *GRID, *LAUNCH, "--restarts", 1, "--out", path)

@@ -19,10 +19,13 @@ from tests.helpers.command import Done, run_here
 from tests.helpers.forker import state_of
 
 SETPRIV = shutil.which("setpriv")
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or SETPRIV is None,
-    reason="root is not bound by the limit; becoming a user with no other process takes root",
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or SETPRIV is None,
+        reason="root is not bound by the limit; becoming a user with no other process takes root",
+    ),
+]
 
 RUN = (
     *("digits", "--preset", "paper-dc", "--networks", "mlp", "--classes", "3,7,8"),

@@ -87,6 +87,7 @@ def reference(tmp_path_factory):
     return path
 
 
+@pytest.mark.full
 def test_signals_save_and_stop_and_resume_goes_on_bit_for_bit(tmp_path, reference):
     path = tmp_path / "run"
     begin = ("train", "digits", *TINY, "--rounds", ROUNDS, "--out", path, "--json")
@@ -114,6 +115,7 @@ def test_signals_save_and_stop_and_resume_goes_on_bit_for_bit(tmp_path, referenc
     assert state_of(path) == state_of(reference)
 
 
+@pytest.mark.full
 def test_a_longer_total_gives_what_an_undivided_run_would(tmp_path, reference):
     path = tmp_path / "in-parts"
     assert _run("train", "digits", *TINY, "--rounds", 11, "--out", path).code == 0
@@ -123,6 +125,7 @@ def test_a_longer_total_gives_what_an_undivided_run_would(tmp_path, reference):
     assert {k: v for k, v in ours.items() if k not in (extra.format(3), extra.format(7))} == theirs
 
 
+@pytest.mark.full
 def test_a_second_process_on_the_same_run_is_refused(tmp_path):
     path = tmp_path / "run"
     first = _start("train", "digits", *TINY, "--rounds", 2000, "--out", path)
@@ -135,6 +138,7 @@ def test_a_second_process_on_the_same_run_is_refused(tmp_path):
     assert _finish(first)[0] == 75
 
 
+@pytest.mark.full
 def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, reference):
     path = tmp_path / "run"
     saving = ["--checkpoint-every", "7"]
@@ -172,6 +176,7 @@ def test_a_full_disk_is_one_line_and_resume_works_after_space_is_made(tmp_path, 
     assert state_of(path) == state_of(reference)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_full_small_file_system_keeps_the_earlier_generation(
     workers, tmp_path, reference, monkeypatch
@@ -207,6 +212,7 @@ def test_a_full_small_file_system_keeps_the_earlier_generation(
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.full
 def test_a_class_that_turns_nan_fails_alone(tmp_path, reference):
     path = tmp_path / "run"
     assert _run("train", "digits", *TINY, "--rounds", 11, "--out", path).code == 0
@@ -240,6 +246,7 @@ def test_a_class_that_turns_nan_fails_alone(tmp_path, reference):
     assert "missing from this model: '7' (failed: " in done.err
 
 
+@pytest.mark.full
 def test_adding_a_class_changes_no_other(tmp_path, reference):
     path = tmp_path / "run"
     more = ["0,3,7" if word == "3,7" else word for word in TINY]
@@ -250,6 +257,7 @@ def test_adding_a_class_changes_no_other(tmp_path, reference):
         assert ours[f"{label}.safetensors"] == theirs[f"{label}.safetensors"]
 
 
+@pytest.mark.full
 def test_a_budget_is_shared_out_evenly_and_survives_a_stop(tmp_path):
     path = tmp_path / "run"
     process = _start("train", "digits", *TINY, "--budget", "4s", "--out", path)
@@ -264,6 +272,7 @@ def test_a_budget_is_shared_out_evenly_and_survives_a_stop(tmp_path):
         assert event["spent_s"] == pytest.approx(2, abs=0.4)
 
 
+@pytest.mark.full
 def test_somebody_elses_checkpoint_is_refused(tmp_path, reference):
     other = tmp_path / "other"
     args = ("train", "digits", *TINY, "--rounds", 2, "--seed", 9, "--out", other)
@@ -275,6 +284,7 @@ def test_somebody_elses_checkpoint_is_refused(tmp_path, reference):
     assert "belongs to another run" in done.err
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_other_pictures_is_refused(tmp_path, reference):
     other = tmp_path / "other"
     fewer = ["30" if word == "40" else word for word in TINY]
@@ -287,6 +297,7 @@ def test_a_checkpoint_of_other_pictures_is_refused(tmp_path, reference):
     assert "class '3': its training pictures are not the ones" in done.err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("runtime", ["inline", "local"])
 def test_a_death_before_the_sheet_of_training_pictures_costs_nothing(runtime, tmp_path, reference):
     path = tmp_path / "run"

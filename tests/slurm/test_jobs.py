@@ -21,7 +21,7 @@ from manege.sampler import open_model
 from tests.helpers.command import run_here, run_process
 from tests.helpers.forker import state_of
 
-pytestmark = pytest.mark.usefixtures("slurm")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("slurm")]
 
 GRID = (
     *("ring8", "--method", "cellular", "--grid", "2x2", "--batch", "50"),

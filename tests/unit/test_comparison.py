@@ -143,6 +143,7 @@ def test_numbers_of_different_spaces_never_share_a_row(runs):
     assert all(name.endswith("@pixels") for name in shared)
 
 
+@pytest.mark.full
 def test_runs_on_one_source_share_a_space_whatever_they_saw_of_it(runs):
     found = manege.compare([runs["plain"], runs["limited"]], samples=60)
     check_rows(found)

@@ -71,6 +71,7 @@ def values(evaluation: Evaluation) -> dict[tuple[str, str | None], float]:
 # Good and bad pictures.
 
 
+@pytest.mark.full
 def test_real_pictures_against_themselves_score_as_well_as_can_be(held_out):
     found = manege.evaluate(samples(held_out), "digits", classes=THREE, allow_few_samples=True)
     # Unbiased: what every picture has in common with its copy takes it below 0.
@@ -138,6 +139,7 @@ def test_the_order_of_the_pictures_does_not_matter_but_for_rounding(train):
     assert one.protocol["subject"]["digest"] != other.protocol["subject"]["digest"]
 
 
+@pytest.mark.full
 def test_the_same_subject_twice_gives_the_same_numbers_to_the_bit(trained):
     model = manege.load_model(trained)
     one, other = (
@@ -217,6 +219,7 @@ def test_the_same_pictures_score_the_same_however_they_are_given(run, tmp_path):
         assert same == pytest.approx([same[0]] * len(same), rel=1e-6)
 
 
+@pytest.mark.full
 def test_a_folder_or_an_array_may_be_the_reference_too(held_out, train, tmp_path):
     folder = as_flat_folder(samples(held_out), tmp_path / "pictures")
     by_array = manege.evaluate(train.pictures, held_out.pictures)
@@ -229,6 +232,7 @@ def test_a_folder_or_an_array_may_be_the_reference_too(held_out, train, tmp_path
         assert {"labels", "nearest"} <= set(found.left_out)
 
 
+@pytest.mark.full
 def test_a_run_is_compared_with_its_own_data(run):
     found = manege.evaluate(run, samples=200)
     assert found.protocol["reference"]["name"] == "digits"
@@ -279,6 +283,7 @@ def test_a_scorer_of_other_data_is_refused(run, train, tmp_path):
 # The whole protocol.
 
 
+@pytest.mark.full
 def test_every_score_and_the_whole_say_what_they_depend_on(run, train):
     for found in (
         manege.evaluate(run, per_class=True, allow_few_samples=True),
@@ -316,6 +321,7 @@ def test_a_frechet_distance_of_few_pictures_is_left_out_refused_or_marked(train)
     assert marked.score("fd").marks == ("few-samples",)
 
 
+@pytest.mark.full
 def test_a_frechet_distance_of_enough_pictures_is_given_without_a_mark():
     two = noise(1100, 8, 8, 1), noise(1100, 8, 8, 1, seed=1)
     found = manege.evaluate(*two, metrics=["fd"])
@@ -368,6 +374,7 @@ def test_a_model_without_one_of_the_classes_is_refused_with_the_way_out(trained)
 # Classes and labels.
 
 
+@pytest.mark.full
 def test_classes_are_scored_one_by_one(train, trained):
     found = manege.evaluate(samples(train), "digits", classes=THREE, per_class=True)
     assert {one.label for one in found.scores} == {None, *THREE}
@@ -385,6 +392,7 @@ def test_classes_are_scored_one_by_one(train, trained):
     assert few.score("kid").generated == 20
 
 
+@pytest.mark.full
 def test_a_missing_class_shows_in_the_labels(train):
     rows = np.flatnonzero(np.array(train.labels) != "7")
     lacking = Samples(train.pictures[rows], tuple(train.labels[k] for k in rows), tuple(rows))
@@ -401,6 +409,7 @@ def test_a_missing_class_shows_in_the_labels(train):
 # Toys.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "modes"), [("ring8", 8), ("grid25", 25)])
 def test_a_toys_own_points_hit_every_mode_and_one_modes_points_one(name, modes):
     dataset = open_dataset(DataConfig(source=name))
@@ -460,6 +469,7 @@ def test_a_run_that_was_moved_finds_its_evaluation_too(run, tmp_path):
     assert again.file.parent == moved / "evaluations"
 
 
+@pytest.mark.full
 def test_another_question_is_answered_anew(run):
     files = {
         manege.evaluate(run, **{"samples": 100, "features": "random", **options}).file

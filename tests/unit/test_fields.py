@@ -15,8 +15,9 @@ from manege.config import resolve
 from manege.data.named import list_datasets
 from manege.errors import ConfigError, FieldNames, MachineError, field, field_names, fields_named
 from manege.evaluation import EvaluationOptions
-from manege.runtime.serving import DriveOptions, Server
-from manege.view.lines import Lines
+from manege.observer import Observer
+from manege.runtime.messages import NewRun
+from manege.runtime.serving import Server
 
 
 def test_a_field_has_its_own_name_in_python() -> None:
@@ -107,17 +108,10 @@ def test_the_trainer_server_names_fields_as_who_started_it(
         flags={"data.source": "digits", "device": "cuda:7", "networks.kind": "mlp", "rounds": 1},
         preset="paper",
     )
-    request = {
-        "new": True,
-        "config": config.model_dump(mode="json"),
-        "out": str(tmp_path / "run"),
-        "on_pixels": None,
-        "command": "",
-    }
+    request = NewRun(config, None, tmp_path / "run", "")
     with fields_named(names), Server() as server:
-        manner = DriveOptions(1, Lines(), lambda text: None, None, lambda: None)
         with pytest.raises(MachineError) as raised:
-            server.prepare(request, manner)
+            server.prepare(request, Observer())
         assert str(raised.value).startswith(f"{field('device')} cuda:7: ")
 
 

@@ -273,6 +273,7 @@ def _cell_of(method: Independent) -> dict[str, Any]:
     return {"state": _bits(state), "sheet": method.sheet(cell, state).tobytes()}
 
 
+@pytest.mark.full
 @WAYS
 @pytest.mark.parametrize("case", CLASSES)
 def test_a_cell_across_two_devices_has_the_bits_of_one(case, on):

@@ -288,6 +288,7 @@ def test_one_damaged_class_of_an_archive_is_told_of_once_and_alone_made_again(
     assert changed == {entry.path}
 
 
+@pytest.mark.full
 def test_two_processes_may_mend_the_same_entry_at_once(image_folder: Path, cache: Path) -> None:
     digest = opened(image_folder).digest("cat")
     array = next((cache / "pictures").glob("*.npy"))

@@ -504,6 +504,7 @@ def write_records(python: Path, binary: Path, *keys: bytes) -> None:
             (binary / f"{path.name}.bin").write_bytes(content.tobytes())
 
 
+@pytest.mark.full
 def test_cifar10_has_its_known_counts_and_content(real_data: Path, tmp_path: Path) -> None:
     dataset = opened(real_data)
     assert dataset.labels == KINDS
@@ -533,6 +534,7 @@ def test_cifar10_has_its_known_counts_and_content(real_data: Path, tmp_path: Pat
     assert content_of(opened(tmp_path, **few)) == content_of(dataset)
 
 
+@pytest.mark.full
 def test_cifar100_has_its_known_counts_and_content(real_data: Path, tmp_path: Path) -> None:
     fine, coarse = (opened(real_data, name) for name in NAMES[1:])
     assert {count.held_out for count in fine.classes} == {100}

@@ -18,6 +18,7 @@ HEAD = 16
 """A slot's number and the round."""
 
 
+@pytest.mark.full
 def test_traffic_is_the_same_for_every_cell_from_3x3_to_16x16():
     gc.collect()  # Files that other tests left to the collector would be closed meanwhile.
     before = len(list(OPEN.iterdir()))

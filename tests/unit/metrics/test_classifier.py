@@ -83,6 +83,7 @@ print(digest_of(classifier.train(set_of(dataset, Split.TRAIN), dataset.labels)))
 """
 
 
+@pytest.mark.full
 def test_training_again_gives_the_same_bits_here_and_in_a_process_with_more_threads(short):
     dataset = digits("3", "8", size=16)
     pictures = set_of(dataset, Split.TRAIN)
@@ -238,6 +239,7 @@ def test_labels_that_nothing_tells_are_warned_of(short, tmp_path):
     assert said[0] == f"warning: {poor(space, dataset)}"
 
 
+@pytest.mark.full
 def test_the_commonest_class_is_no_achievement(classifier):
     classes = (ClassCount("a", 1, held_out=90), ClassCount("b", 1, held_out=10))
     uneven = SimpleNamespace(name="uneven", classes=classes)

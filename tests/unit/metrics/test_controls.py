@@ -67,6 +67,7 @@ def test_points_see_themselves(source):
     assert found.controls.keys() == {"one picture repeated", "uniform noise"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("source", ["mnist", "cifar10"])
 def test_lite0_sees_mnist_and_cifar(source, real_data):
     data = DataConfig(source=source, root=str(real_data))
@@ -77,6 +78,7 @@ def test_lite0_sees_mnist_and_cifar(source, real_data):
     assert min(one.kid.low for one in found.controls.values()) > 20 * wide
 
 
+@pytest.mark.full
 def test_real_pictures_drawn_early_would_make_a_space_blind():
     """What cannot be told from real pictures is: with real ones for a control the check fails."""
     data = DataConfig(source="digits")
@@ -137,6 +139,7 @@ def run(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return noise_run(real_data, tmp_path_factory.mktemp("noise"), each=26)
 
 
+@pytest.mark.full
 def test_noise_that_training_drew_is_told_by_lite0(run: Path):
     found = manege.evaluate(run, samples=200, metrics=["kid", "prdc"])
     ((name, control),) = found.controls.items()
@@ -153,6 +156,7 @@ def test_noise_that_training_drew_is_told_by_lite0(run: Path):
     assert kept.keys() == {name}
 
 
+@pytest.mark.full
 def test_it_is_not_told_by_random_features_which_uniform_noise_does_not_show(run: Path):
     found = manege.evaluate(run, samples=200, metrics=["kid", "prdc"], features="random")
     ((name, control),) = found.controls.items()
@@ -175,6 +179,7 @@ def test_what_was_found_before_is_told_in_the_words_of_who_asks(run: Path):
         assert line(metrics=metrics) == "use features lite0, or features inception"
 
 
+@pytest.mark.full
 def test_the_classifier_of_so_few_pictures_is_blind_and_what_it_says_is_marked(
     real_data: Path, tmp_path: Path
 ):
@@ -194,6 +199,7 @@ def test_the_classifier_of_so_few_pictures_is_blind_and_what_it_says_is_marked(
     assert manege.evaluate(run, samples=200, metrics=["kid", "labels"]) == both
 
 
+@pytest.mark.full
 def test_a_report_withholds_what_a_blind_space_says(run: Path, tmp_path: Path):
     manege.evaluate(run, samples=150, metrics=["kid"], features="random")
     write(single.report(run), tmp_path / "page.html")

@@ -74,6 +74,7 @@ def test_held_out_pictures_give_five_in_a_hundred() -> None:
     assert 0.03 < share_near(real[700:], real[:300], bound) < 0.08
 
 
+@pytest.mark.full
 def test_few_held_out_pictures_give_five_in_a_hundred_on_average() -> None:
     """Plain pictures of even brightness, black ones to copy: a bound is the share below it."""
     rng = np.random.default_rng(0)

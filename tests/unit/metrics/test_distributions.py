@@ -90,6 +90,7 @@ def test_a_seed_fixes_the_intervals_and_another_moves_them():
     assert one["label-entropy"].low != other["label-entropy"].low
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("uneven", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("name", ["label-tvd", "label-entropy"])
 def test_the_intervals_cover_the_truth_near_and_far_from_the_boundary(uneven, name):

@@ -96,6 +96,7 @@ def test_the_interval_is_the_jackknife_over_interleaved_blocks(rows, blocks, use
     assert found.low == pytest.approx(max(0, found.value - reach), rel=1e-9)
 
 
+@pytest.mark.full
 def test_the_interval_is_as_wide_as_samples_vary():
     found = [
         frechet(features(seed, 300, 4), features(seed + 1000, 200, 4, shift=0.5))

@@ -67,6 +67,7 @@ def agrees(network: Inception, script: Path, pictures: np.ndarray) -> float:
         return float((network.features(batch) - expected).abs().max())
 
 
+@pytest.mark.full
 def test_features_are_those_of_the_published_network(published, script):
     pictures = noise(4, 32)
     pictures[1] = np.linspace(0, 255, 32, dtype=np.uint8)[None, :, None]
@@ -93,6 +94,7 @@ def test_the_network_has_the_published_layers():
     assert found["Mixed_7c.branch_pool.weight"] == (192, 2048, 1, 1)
 
 
+@pytest.mark.full
 def test_grey_pictures_count_for_all_three_channels(network):
     grey = noise(2, 8, 1)
     with torch.inference_mode():

@@ -77,6 +77,7 @@ def test_value_and_variance_are_those_of_the_definition(tile, monkeypatch):
     assert deviations([found])[0] == pytest.approx(np.sqrt(first + second), rel=1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("N", "M", "shift", "scale", "low", "high"),
     [
@@ -113,6 +114,7 @@ def test_the_deviation_is_that_of_repeated_samples(N, M, shift, scale, low, high
         assert covered < 0.98
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("N", "M"), [(20, 10), (8, 30)])
 def test_the_variance_is_unbiased_even_for_a_few_rows(N, M):
     """Row effects common to all three kernels must cancel: here they are most of a kernel."""

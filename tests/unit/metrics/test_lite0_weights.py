@@ -47,6 +47,7 @@ def test_the_packages_file_is_kept_once_in_our_own_form(tmp_path, monkeypatch):
     assert not kept.exists()
 
 
+@pytest.mark.full
 def test_a_file_of_the_users_is_known_by_its_numbers(tmp_path, monkeypatch):
     own = feature_weights()
     state = torch.load(package_file(), map_location="cpu", weights_only=True)

@@ -69,6 +69,7 @@ def test_the_score_is_the_kernel_distance_to_the_classs_training_pictures(three)
     assert found == kid(space.features(drawn), space.features(own))
 
 
+@pytest.mark.full
 def test_lite0_looks_at_no_more_than_an_eighth_of_what_is_trained_on(three, monkeypatch):
     space = lite0_space(8, 1, feature_weights())
     seen = []

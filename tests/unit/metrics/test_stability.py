@@ -157,6 +157,7 @@ def test_a_dirac_gan_under_wasserstein_cycles_by_what_its_orbit_says():
     assert found == pytest.approx(amplitude**2 * (1.5 + 4 / pi), rel=2 * missed)
 
 
+@pytest.mark.full
 def test_a_dirac_gan_under_minimax_cycles():
     # Half the slope at 0: twice the period.
     window = ceil(2 * 2 * pi / (RATE * STEPS)) + 2
@@ -168,6 +169,7 @@ def test_a_dirac_gan_under_minimax_cycles():
     assert over_last_half(indices_of(thetas_R1, window)) > amplitude**2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("slope", "at_zero"), [(wasserstein, 1.0), (sigmoid, 0.5)])
 def test_r1_ends_the_cycling_as_fast_as_its_eigenvalues_say(slope, at_zero):
     """Around 0 a step is linear, (ψ, θ) → M(ψ, θ) with |λ|² = det M = 1 - hγ.

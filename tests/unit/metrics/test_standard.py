@@ -233,6 +233,7 @@ def test_the_mean_of_estimates_has_the_right_coverage():
 # Stacked digits.
 
 
+@pytest.mark.full
 def test_real_stacked_digits_cover_all_modes_and_few_digits_do_not(
     real_data, own_cache, monkeypatch
 ):

@@ -438,6 +438,7 @@ def test_a_class_with_too_few_pictures_is_left_out_by_name(parts, classifier):
 # The toys.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "modes"), [("ring8", 8), ("grid25", 25)])
 def test_a_toys_own_points_hit_every_mode(name, modes):
     dataset = open_dataset(DataConfig(source=name))

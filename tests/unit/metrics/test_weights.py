@@ -93,6 +93,7 @@ def without_head(tensors) -> bytes:
     return archive(tensors)
 
 
+@pytest.mark.full
 def test_both_published_files_hold_one_network(
     places, monkeypatch, tensors, with_head, without_head
 ):
@@ -122,6 +123,7 @@ def test_other_numbers_have_another_digest(places, monkeypatch, tensors):
     assert len(digests) == 2
 
 
+@pytest.mark.full
 def test_places_are_searched_in_order(places, monkeypatch, with_head, without_head):
     knows(monkeypatch, with_head)
     knows(monkeypatch, without_head, weights.SCRIPT)
@@ -147,6 +149,7 @@ def test_places_are_searched_in_order(places, monkeypatch, with_head, without_he
         weights.load_weights()
 
 
+@pytest.mark.full
 def test_a_damaged_copy_in_the_cache_is_made_again(places, monkeypatch, with_head):
     digest = knows(monkeypatch, with_head)
     file = places / "a.pth"
@@ -204,6 +207,7 @@ def test_no_pickle_is_run_not_even_one_that_we_know(places, monkeypatch):
     assert not (places / "sprung").exists()
 
 
+@pytest.mark.full
 def test_tensors_of_other_shapes_are_refused(places, monkeypatch, tensors):
     short = dict(tensors)
     short["Mixed_5b.branch1x1.var"] = torch.ones(63)
@@ -240,6 +244,7 @@ def server(places: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         thread.join()
 
 
+@pytest.mark.full
 def test_the_published_file_is_downloaded_once(places, server, monkeypatch, with_head):
     knows(monkeypatch, with_head)
     (server / weights.FILE).write_bytes(with_head)
@@ -249,6 +254,7 @@ def test_the_published_file_is_downloaded_once(places, server, monkeypatch, with
     assert weights.load_weights().sha256 == first.sha256
 
 
+@pytest.mark.full
 def test_a_server_that_gives_another_file_is_not_believed(places, server, with_head):
     (server / weights.FILE).write_bytes(with_head)
     with pytest.raises(DataError) as told:

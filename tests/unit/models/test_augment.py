@@ -113,6 +113,7 @@ def test_a_chance_of_zero_leaves_pictures_as_they_are_to_the_bit(channels, dtype
         assert torch.equal(one, neutral)
 
 
+@pytest.mark.full
 def test_changes_can_be_differentiated_twice():
     changes = _doubled(draw_augmentation(_rng(3), BATCH, SIDE, 0.9))
     two = AugmentParams(*(one[:2] for one in changes))

@@ -552,6 +552,7 @@ def test_absurd_numbers_in_events_are_no_failure(run):
     assert "1 event(s) without the fields they should have" in text
 
 
+@pytest.mark.full
 def test_large_pictures_of_many_classes_stay_below_the_limit(tmp_path):
     labels = [f"class {number}" for number in range(60)]
     path = make_run(

@@ -102,6 +102,7 @@ def test_a_kill_while_the_same_place_is_committed_again_leaves_a_loadable_state(
     assert len(cell.files() - MANIFESTS) == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", COMMIT_POINTS)
 @pytest.mark.parametrize("second", COMMIT_POINTS)
 def test_a_kill_after_a_kill_leaves_a_loadable_state(cell, killed_at, first, second):

@@ -55,6 +55,7 @@ def test_any_damage_to_the_newest_gives_the_older_state_with_a_warning(cell, nam
     assert cell.loaded() == (2, ())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["1-10.safetensors", "manifest.json"])
 def test_any_damage_to_the_only_generation_is_an_error(cell, name):
     cell.commit(1)

@@ -20,9 +20,18 @@ def open_files() -> set[str]:
     return found
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _little_to_collect() -> Iterator[None]:
+    """Nobody looks through torch and all tests again before each of these."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _no_file_is_left_open() -> Iterator[None]:
-    gc.collect()  # What tests of other files left to the collector goes now, not meanwhile.
+    gc.collect()  # What earlier tests left to the collector goes now, not meanwhile.
     before = open_files()
     yield
     assert open_files() - before == set()

@@ -129,6 +129,7 @@ def test_without_lite0_the_gate_says_so(
     assert said == ["warning: the gate looks with a classifier of the data alone: no weights"]
 
 
+@pytest.mark.full
 def test_a_gate_that_does_not_see_the_data_is_marked(
     case: TrialData, looker: LabelClassifier, gate: Gate
 ) -> None:
@@ -156,6 +157,7 @@ def test_the_bounds_are_told(gate: Gate) -> None:
     assert 0 <= told["0"]["probability"] <= 1
 
 
+@pytest.mark.full
 def test_no_bound_depends_on_a_test_picture(
     case: TrialData, looker: LabelClassifier, gate: Gate
 ) -> None:
@@ -219,6 +221,7 @@ def test_what_lets_nothing_through_is_given_up(case: TrialData) -> None:
         found["0"].require("0", 10)
 
 
+@pytest.mark.full
 def test_drawing_can_be_stopped_while_the_gate_looks(case: TrialData, gate: Gate) -> None:
     asked: list[int] = []
 

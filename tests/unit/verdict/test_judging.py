@@ -76,6 +76,7 @@ def test_classes_count_alike_whatever_their_number() -> None:
     assert [found.of_class(number).value for number in (0, 1)] == [0, 1]
 
 
+@pytest.mark.full
 def test_the_interval_covers_as_often_as_it_says() -> None:
     """Two arms that are equally good: about 95 in 100 intervals of their difference hold 0."""
     rng = np.random.default_rng(0)

@@ -9,6 +9,7 @@ from manege.view.state import Looked
 from manege.view.words import important
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("rows", "columns", "rounds", "kept"), [(1, 2, 12, 12), (20, 50, 30, 20)])
 def test_a_long_run_does_not_fill_the_memory(rows, columns, rounds, kept):
     looked = Looked()

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.tiny import TINY
 
 import manege
 from manege.api import start_run
@@ -23,6 +22,7 @@ from manege.config import resolve
 from manege.errors import ConfigError
 from manege.observer import Observer
 from manege.rundir import RunDir
+from tests.helpers.tiny import TINY
 
 SMALL = {**TINY, "data__classes": ["3"], "data__limit_per_class": 40}
 
@@ -75,6 +75,7 @@ def _count(path: Path) -> int:
     return events.read_text().count('"event":"round"') if events.exists() else 0
 
 
+@pytest.mark.full
 def test_ctrl_c_saves_and_returns_a_stopped_run(tmp_path):
     path, many = tmp_path / "run", {**SMALL, "rounds": 100_000}
     state, rounds, restored = interrupted("train", path, **many)
