@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from safetensors.numpy import load_file
 
 RECORDED = Path(__file__).with_name("recorded.json")
@@ -51,15 +50,17 @@ RUNS: dict[str, tuple[str, ...]] = {
 }
 
 
-def result(run: Path) -> dict[str, Any]:
-    """Return a run's hash, the means that other processors come close to, and what bits rest on."""
-    digest, means = hashlib.sha256(), []
+OLD = ("paper-dc", "grid", "modern-before-colour-head")
+"""Runs that earlier versions left behind, in `old/`."""
+
+
+def result(run: Path) -> str:
+    """Return a hash of a run's model and of what its rounds told."""
+    digest = hashlib.sha256()
     for file in sorted((run / "model").glob("*.safetensors")):
         digest.update(file.name.encode())
         for name, tensor in sorted(load_file(file).items()):
             digest.update(name.encode() + tensor.tobytes())
-            if tensor.dtype.kind == "f":
-                means.append(float(np.abs(tensor).mean()))
     # Of a round that was trained twice the second telling counts.
     rounds = {}
     for line in (run / "events.jsonl").read_text().splitlines():
@@ -68,29 +69,40 @@ def result(run: Path) -> dict[str, Any]:
             told = [event[key] for key in ("steps", "images", "losses", "spread")]
             rounds[event["cell"], event["round"]] = told
     digest.update(repr(sorted(rounds.items())).encode())
+    return digest.hexdigest()
+
+
+def processor(run: Path) -> str:
+    """Return the key under which hashes are recorded of a machine that began this run."""
     facts = json.loads((run / "environment.json").read_text())
-    rest = {key: facts.get(key) for key in BITS_REST_ON}
-    return {"sha256": digest.hexdigest(), "means": means, "rest_on": rest}
+    return json.dumps({key: facts.get(key) for key in BITS_REST_ON}, sort_keys=True)
 
 
-def processor(rest_on: dict[str, Any]) -> str:
-    """Return the key under which hashes of such a machine are recorded."""
-    return json.dumps(rest_on, sort_keys=True)
+def unpack_old(name: str, folder: Path) -> Path:
+    """Unpack a run that an earlier version left behind; return where it lies."""
+    with tarfile.open(Path(__file__).with_name("old") / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / name
 
 
 def record(folder: Path) -> None:
     """Train every run in one process and write what they come to, beside other processors'."""
     from tests.helpers.command import run_here
 
-    kept = json.loads(RECORDED.read_text()) if RECORDED.is_file() else {}
+    found = {}
     for number, (name, args) in enumerate(RUNS.items()):
         out = folder / str(number)
         done = run_here("train", *args, "--runtime", "inline", "--out", out, cwd=folder)
         assert done.code == 0, done.err
-        found = result(out)
-        row = kept.setdefault(name, {"means": found["means"], "sha256": {}})
-        row["sha256"][processor(found["rest_on"])] = found["sha256"]
-        sys.stdout.write(f"{found['sha256'][:12]}  {name}\n")
+        found[name] = result(out)
+    for name in OLD:
+        done = run_here("resume", unpack_old(name, folder), "--runtime", "inline", cwd=folder)
+        assert done.code == 0, done.err
+        found[f"old/{name}"] = result(folder / name)
+    kept = json.loads(RECORDED.read_text()) if RECORDED.is_file() else {}
+    for name, sha256 in found.items():
+        kept.setdefault(name, {})[processor(folder / "0")] = sha256
+        sys.stdout.write(f"{sha256[:12]}  {name}\n")
     RECORDED.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
 

@@ -1,7 +1,8 @@
 """Runs come to the recorded bits in every runtime, and runs of earlier versions go on.
 
-On a processor that nobody recorded, the models' means must come close to the recorded ones, and
-every runtime must come to the bits of one process.
+Bits rest on the processor: `modern, single` ends with means that differ by up to 15 % between the
+two that are recorded. On another one the recorded bits are skipped, and every runtime must come to
+the bits of one process all the same.
 """
 
 from __future__ import annotations
@@ -11,18 +12,15 @@ import json
 import os
 import shutil
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from manege.failpoints import VARIABLE
-from tests.golden.runs import RECORDED, RUNS, processor, result
+from tests.golden.runs import OLD, RECORDED, RUNS, processor, result, unpack_old
 from tests.helpers.command import run_here, run_process
 
-OLD = Path(__file__).with_name("old")
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 KILLED = -9
 
@@ -36,31 +34,41 @@ def _own_cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def inline(tmp_path_factory) -> Callable[[str], dict[str, Any]]:
-    """What a run in one process comes to; trained once."""
+def trained(tmp_path_factory) -> Callable[[str], Path]:
+    """Where a run in one process lies; trained once."""
 
     @functools.cache
-    def trained(name: str) -> dict[str, Any]:
+    def train(name: str) -> Path:
         folder = tmp_path_factory.mktemp("inline")
         done = run_here("train", *RUNS[name], "--runtime", "inline", "--out", "run", cwd=folder)
         assert done.code == 0, done.err
-        return result(folder / "run")
+        return folder / "run"
 
-    return trained
+    return train
 
 
-def is_as_recorded(name: str, found: dict[str, Any]) -> None:
-    row = json.loads(RECORDED.read_text())[name]
-    key = processor(found["rest_on"])
-    if key in row["sha256"]:
-        assert found["sha256"] == row["sha256"][key]
-    else:
-        assert found["means"] == pytest.approx(row["means"], rel=0.02, abs=1e-4)
+@pytest.fixture(scope="module")
+def inline(trained) -> Callable[[str], str]:
+    """What a run in one process comes to."""
+    return lambda name: result(trained(name))
+
+
+@pytest.fixture(scope="module")
+def recorded(trained) -> Callable[[str], str]:
+    """What a run is to come to on this processor."""
+
+    def of(name: str) -> str:
+        known, here = json.loads(RECORDED.read_text())[name], processor(trained("paper"))
+        if here not in known:
+            pytest.skip(f"nobody recorded what runs come to on {here}: python -m tests.golden.runs")
+        return str(known[here])
+
+    return of
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_in_one_process_comes_to_the_recorded_bits(inline, name):
-    is_as_recorded(name, inline(name))
+def test_a_run_in_one_process_comes_to_the_recorded_bits(inline, recorded, name):
+    assert inline(name) == recorded(name)
 
 
 @pytest.mark.parametrize("name", ["modern", "cellular-mustangs"])
@@ -93,15 +101,15 @@ def test_a_run_killed_and_resumed_comes_to_the_bits_of_one_that_was_not(inline, 
 
 @pytest.mark.full
 @pytest.mark.parametrize("runtime", [("--runtime", "inline"), ("--workers", "2")])
-@pytest.mark.parametrize("name", ["paper-dc", "grid", "modern-before-colour-head"])
-def test_a_run_that_an_earlier_version_left_behind_goes_on_to_its_bits(tmp_path, name, runtime):
+@pytest.mark.parametrize("name", OLD)
+def test_a_run_that_an_earlier_version_left_behind_goes_on_to_its_bits(
+    recorded, tmp_path, name, runtime
+):
     """`modern-before-colour-head` was killed under 41c5b20, the others under eadcd4d.
 
     All results are those of eadcd4d, which no longer learns biases under BatchNorm.
     """
-    with tarfile.open(OLD / f"{name}.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack_old(name, tmp_path)
     done = run_process("resume", name, *runtime, cwd=tmp_path)
     assert done.code == 0, done.err
-    found = result(tmp_path / name)
-    is_as_recorded(f"old/{name}", found)
+    assert result(tmp_path / name) == recorded(f"old/{name}")
