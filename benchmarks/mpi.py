@@ -232,7 +232,7 @@ def _rank(launcher: int, rank: int) -> int:
         for pid in look:
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
             if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") and (
-                b"manege.trainer.server" not in words
+                b"manege.runtime.worker.server" not in words
             ):
                 return pid
     raise SystemExit(f"there is no rank {rank}")

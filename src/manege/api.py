@@ -26,8 +26,8 @@ from manege.view.lines import Lines
 if TYPE_CHECKING:
     import numpy as np
 
-    from manege.comparison import Comparison
     from manege.evaluation import Evaluation, EvaluationOptions, Subject
+    from manege.evaluation.comparison import Comparison
     from manege.runtime.mpi import World
     from manege.sampler import Model, Samples
 
@@ -103,7 +103,7 @@ def evaluate(
 
 def compare(runs: Iterable[str | Path], data: str | None = None, **options: Any) -> Comparison:
     """Runs side by side: differences, scores, samples; options as for `evaluate`."""
-    from manege.comparison import compare as compare_runs
+    from manege.evaluation.comparison import compare as compare_runs
 
     return compare_runs([Path(run) for run in runs], data, _options(options))
 
@@ -213,14 +213,14 @@ def _driven(
 ) -> Run:
     observers = Observers(observer or Lines())
     if runtime == "mpi":
-        from manege.runtime import ranks
+        from manege.runtime.transports import ranks
 
         return ranks.run(_world(), request, observers, workers)
     if runtime == "local":
-        from manege.runtime import local
+        from manege.runtime.transports import local
 
         return local.run(request, observers, workers)
-    from manege.trainer import Inline
+    from manege.runtime.transports.inline import Inline
 
     with Inline(observers) as transport:
         return drive(request, transport, observers)

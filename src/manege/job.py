@@ -66,7 +66,7 @@ def complain(text: str) -> None:
 
 
 def _lead(world: World, command: Callable[[], int]) -> int:
-    from manege.runtime.ranks import dismiss
+    from manege.runtime.transports.ranks import dismiss
 
     code = command()
     dismiss(world, code)

@@ -11,9 +11,9 @@ from manege.config import resolve
 from manege.data import open_dataset
 from manege.observer import Observer
 from manege.runtime.messages import CommitWritten, Opened, TakeCell
-from manege.trainer.binding import bound_method
-from manege.trainer.host import Host
-from manege.trainer.preparing import prepare_new
+from manege.runtime.worker.host import Host
+from manege.runtime.worker.preparing import prepare_new
+from manege.runtime.worker.setup import bound_method
 
 SETTINGS = (
     *("networks.hidden=8", "networks.latent=4", "training.batches_per_round=2"),

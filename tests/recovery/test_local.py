@@ -25,7 +25,7 @@ from manege.failpoints import TRAINER, VARIABLE
 from manege.rundir import RunDir
 from manege.runtime.messages import NewRun
 from manege.runtime.policies import DEATHS_AT_ONE_STEP
-from manege.runtime.serving import Server
+from manege.runtime.transports.local import Server
 from tests.helpers.command import run_here
 from tests.helpers.forker import Silent, state_of
 from tests.helpers.material import write_class

@@ -115,7 +115,7 @@ def _trainers(job: Job) -> list[int]:
 def _is_server(pid: int) -> bool:
     """Also of trainers, forked from one, which have no children."""
     try:
-        return b"manege.trainer.server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"manege.runtime.worker.server" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
 

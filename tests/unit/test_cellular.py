@@ -32,8 +32,8 @@ from manege.data import Dataset, Split, open_dataset
 from manege.methods import Cellular, Independent, Step, cellular
 from manege.methods.shares import Shares
 from manege.models import ALIGN, objective_loss
+from manege.runtime.worker.setup import gauge_of
 from manege.topology import connected
-from manege.trainer.binding import gauge_of
 
 CPU = torch.device("cpu")
 NAN = float("nan")

@@ -12,9 +12,9 @@ import pytest
 from tests.helpers.tiny import TINY
 
 import manege
-from manege.comparison import Comparison
 from manege.errors import ConfigError
 from manege.evaluation import Evaluation
+from manege.evaluation.comparison import Comparison
 from manege.metrics import Score
 
 pytestmark = pytest.mark.usefixtures("score_cache")

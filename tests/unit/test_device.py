@@ -12,7 +12,7 @@ from manege import device
 from manege.config import resolve
 from manege.device import Devices
 from manege.errors import MachineError
-from manege.trainer import server
+from manege.runtime.worker import server
 
 
 def test_auto_is_the_cpu_where_there_is_no_gpu():

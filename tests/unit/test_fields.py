@@ -17,7 +17,7 @@ from manege.errors import ConfigError, FieldNames, MachineError, field, field_na
 from manege.evaluation import EvaluationOptions
 from manege.observer import Observer
 from manege.runtime.messages import NewRun
-from manege.runtime.serving import Server
+from manege.runtime.transports.local import Server
 
 
 def test_a_field_has_its_own_name_in_python() -> None:

@@ -18,7 +18,7 @@ from manege.data import Split, open_dataset
 from manege.errors import ConfigError
 from manege.methods import Independent, Step, independent, shares
 from manege.models import to_bytes
-from manege.trainer.binding import gauge_of
+from manege.runtime.worker.setup import gauge_of
 
 CPU = torch.device("cpu")
 NAN = float("nan")

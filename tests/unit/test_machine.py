@@ -8,7 +8,7 @@ import resource
 import pytest
 
 from manege import machine
-from manege.runtime.local import choose_workers
+from manege.runtime.transports.local import choose_workers
 
 
 @pytest.fixture

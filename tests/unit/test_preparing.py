@@ -16,9 +16,8 @@ from manege.data.folder import FolderSource
 from manege.errors import ConfigError
 from manege.observer import Observer
 from manege.rundir import RunDir
+from manege.runtime.worker.preparing import CPU_VARIABLES, prepare_new, prepare_resume
 from manege.sampler import run_config
-from manege.trainer import prepare_new, prepare_resume
-from manege.trainer.preparing import CPU_VARIABLES
 
 SILENT = Observer()
 

@@ -13,8 +13,8 @@ from manege.cli.options import Classes, DataRoot, Json
 from manege.cli.output import emit_json, say, tell
 
 if TYPE_CHECKING:
-    from manege.comparison import Comparison
     from manege.evaluation import Evaluation
+    from manege.evaluation.comparison import Comparison
     from manege.metrics import Score
     from manege.report.records import Settled
 
@@ -161,8 +161,8 @@ def compare(
     if out.suffix.lower() != ".png":
         raise ConfigError(f"-o {out}: expected a name that ends in .png")
     check_free(out, force=force)
-    from manege.comparison import compare as run_comparison
     from manege.evaluation import EvaluationOptions
+    from manege.evaluation.comparison import compare as run_comparison
     from manege.files import blaming
     from manege.pictures import save_png
     from manege.progress import counter

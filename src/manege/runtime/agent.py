@@ -31,8 +31,7 @@ from manege.runtime.messages import (
 )
 from manege.runtime.mirrors import Mirrors, Shown
 from manege.runtime.mpi import World
-from manege.runtime.serving import Server
-from manege.runtime.workers import Workers
+from manege.runtime.transports.local import Server, Workers
 from manege.stopping import StopSignals
 
 _SHORT_S, _LONG_S = 0.001, 0.005

@@ -1,6 +1,6 @@
 """Thousands of runs with a clock of their own, whose hosts die, hang, crash and lag.
 
-Hosts are imitated without torch and speak as `trainer/host.py` does, word for word; the run
+Hosts are imitated without torch and speak as `runtime/worker/host.py` does, word for word; the run
 directory is in memory. A cell's centre is a number made of all that went into it: it is right only
 when the cell heard exactly whom it should have heard. A seed makes a schedule of faults.
 """
@@ -398,7 +398,7 @@ class FakeHost:
         self._send(kind, files, **fields)
         self.world.said(self, kind)
 
-    # What it is told, and what it does: see trainer/host.py.
+    # What it is told, and what it does: see runtime/worker/host.py.
 
     def _life(self) -> Life:
         yield self.world.rng.uniform(0.02, 0.2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manege.runtime.ranks import Node, least_loaded
+from manege.runtime.transports.ranks import Node, least_loaded
 
 SMALL = Node(0, "small", cores=2, bytes=8 << 30, devices=0)
 LARGE = Node(3, "large", cores=8, bytes=64 << 30, devices=0)

@@ -1,6 +1,6 @@
 """The trainer server: torch, the data and the method loaded once, trainers forked from it.
 
-    python -m manege.runtime.boot manege.trainer.server channel|listen DESCRIPTOR NAMES
+    python -m manege.runtime.boot manege.runtime.worker.server channel|listen DESCRIPTOR NAMES
 
 Started by the local runtime with one end of a channel, by an agent with a socket on which it and
 the other agents of its machine call. A fork takes tens of milliseconds where a new interpreter
@@ -59,9 +59,9 @@ from manege.runtime.messages import (
     decode,
     encode,
 )
-from manege.trainer.binding import bound_method, task_of
-from manege.trainer.host import Host, TrainingSetup
-from manege.trainer.preparing import prepare
+from manege.runtime.worker.host import Host, TrainingSetup
+from manege.runtime.worker.preparing import prepare
+from manege.runtime.worker.setup import bound_method, task_of
 
 BEAT_S = 0.5
 TELL_EVERY_S = 0.2

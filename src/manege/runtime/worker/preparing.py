@@ -48,9 +48,9 @@ from manege.observer import Observer
 from manege.progress import duration
 from manege.rundir import RunDir, cell_folder
 from manege.runtime.messages import NewRun, OldRun
+from manege.runtime.worker.cell_run import check_scorer
+from manege.runtime.worker.setup import check_scores
 from manege.sampler import run_config, run_data
-from manege.trainer.binding import check_scores
-from manege.trainer.cell_run import check_scorer
 from manege.version import __version__
 
 _SPEAK_EVERY_S = 2.0

@@ -16,7 +16,7 @@ from manege.cell import Centre, published
 from manege.errors import CheckpointError
 from manege.methods import Method, Step
 from manege.runtime.slots import CentreSlot, lengths_of
-from manege.trainer.cell_run import CellRun
+from manege.runtime.worker.cell_run import CellRun
 
 
 @dataclass

@@ -19,8 +19,8 @@ from manege.failpoints import failpoint
 from manege.methods import Method, State, Step
 from manege.rundir import RunDir
 from manege.runtime import messages
-from manege.trainer.cell_run import CellFailed, CellRun
-from manege.trainer.centres import Centres, Hosted
+from manege.runtime.worker.cell_run import CellFailed, CellRun
+from manege.runtime.worker.exchange import Centres, Hosted
 
 
 class Phases:

@@ -23,9 +23,9 @@ from manege.runtime.messages import (
     Stop,
     Task,
 )
-from manege.trainer.binding import bound_method, task_of
-from manege.trainer.host import Host
-from manege.trainer.preparing import OpenedRun, prepare
+from manege.runtime.worker.host import Host
+from manege.runtime.worker.preparing import OpenedRun, prepare
+from manege.runtime.worker.setup import bound_method, task_of
 
 _PAUSED_S = 0.1
 

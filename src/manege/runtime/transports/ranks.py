@@ -35,7 +35,7 @@ from manege.runtime.messages import (
     encode,
 )
 from manege.runtime.mpi import Letter, World
-from manege.runtime.serving import answer
+from manege.runtime.transports.local import answer
 
 _NAP_S = 0.002
 _SILENCE_S = 3.0

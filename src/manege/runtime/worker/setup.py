@@ -28,8 +28,8 @@ from manege.metrics.controls import check as check_space
 from manege.models import FrozenFeatures, PictureShape
 from manege.rundir import RunDir
 from manege.runtime.messages import Task
+from manege.runtime.worker.host import Phases, TrainingSetup
 from manege.topology import connected
-from manege.trainer.host import Phases, TrainingSetup
 
 MOST_REFERENCES, MOST_SEEN_BY_LITE0 = 10_000, 2_000
 """Training pictures that mixtures are compared with; fewer where each takes longer."""

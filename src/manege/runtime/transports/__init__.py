@@ -1,0 +1,1 @@
+"""How messages travel: within this process, between processes of this machine, between ranks."""
