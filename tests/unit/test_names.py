@@ -26,13 +26,13 @@ def test_no_public_class_name_is_defined_twice() -> None:
 
 
 COMMAND_LINES = {
+    "experiments/scaling/runs.py",
+    "experiments/scaling/surroundings.py",  # mpiexec's version.
+    "experiments/sweep/runs.py",
+    "job.py",  # Reads the command line before there is a parser: it may be that of a rank.
     "report/sections/ledger.py",  # The command that repeats a run.
-    "runtime/sbatch.py",
-    "scaling/runs.py",
-    "scaling/surroundings.py",  # mpiexec's version.
-    "sweep/runs.py",
 }
-"""Files that write command lines for other processes."""
+"""Files that write or read command lines of processes."""
 TYPED_IN_FULL = re.compile(r"`manege [^`]*`|manege model drop .*|mpiexec .*|pip install [^;,)]*")
 """What a message quotes for a user to type, flags and all."""
 FLAG = re.compile(r"(?<![-\w({;])(--[a-z]|-[no]\b)")
