@@ -68,7 +68,7 @@ class History:
         self.blind: dict[str, str] = {}
         """Feature spaces of the scores that do not see these data, and how that was found."""
         self.index_samples: set[int] = set()
-        """How many pictures they were measured on, in any round."""
+        """How many pictures collapse and cycling were measured on, in any round."""
         self.index_compared: set[int] = set()
         """How many of those collapse was measured on: as many as are held out."""
         self.index_references: set[int] = set()

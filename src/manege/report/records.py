@@ -78,7 +78,7 @@ class Fault(NamedTuple):
 
     t: float
     kind: str
-    """rollback, trainer_died, cell_failed, warning, stopped or resumed."""
+    """The kind: rollback, trainer_died, cell_failed, warning, stopped or resumed."""
     cell: str | None
     round_: int | None
     text: str
@@ -90,7 +90,7 @@ class CellRecord:
 
     key: str
     state: str = "waiting"
-    """waiting, running, finished, failed or stopped."""
+    """The state: waiting, running, finished, failed or stopped."""
     rounds: dict[int, Round] = field(default_factory=dict)
     scored: dict[int, Scored] = field(default_factory=dict)
     best: dict[str, Any] | None = None

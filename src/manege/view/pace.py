@@ -36,7 +36,7 @@ class Pace:
             self._seen.append((t, fraction))
 
     def left(self) -> Left | None:
-        """Return the time left, within two standard errors of the speed; None when it is too soon."""
+        """Return the time left, within two standard errors of the speed; None if it is too soon."""
         if len(self._seen) < 2:
             return None
         (began, first), (now, last) = self._seen[0], self._seen[-1]

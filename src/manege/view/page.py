@@ -29,7 +29,7 @@ WORDS = {
     "stopped": "stopped",
 }
 _WORST = ("failed", "again", "running", "stopped", "waiting", "finished")
-"""States, the one to look at first at the front: a block of cells shows that one."""
+"""States, the most urgent first: a block of cells shows its most urgent one."""
 
 
 _SHARE_AFTER_S = 10.0

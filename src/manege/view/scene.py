@@ -25,7 +25,7 @@ _WRITE_EVERY_S = 2.0
 
 @dataclass
 class Now:
-    """What no event says: how far the steps are, how many workers train, and for how long."""
+    """What no event says: how far steps are, how many workers train, how long one was silent."""
 
     fractions: dict[str, float] = field(default_factory=dict)
     places: dict[str, tuple[int, int, int]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Scene:
     name: str
     data: str
     state: str
-    """running, paused, stopped, interrupted, finished, failed, new or unknown."""
+    """The state: running, paused, stopped, interrupted, finished, failed, new or unknown."""
     history: History
     now: Now
     t: float
