@@ -47,13 +47,16 @@ __all__ = [
 
 
 def train(data: str, *, out: str | Path | None = None, **options: Any) -> Run:
-    """Train on a dataset and wait for the end; Ctrl-C saves, and the run that returns is stopped.
+    """Train on a dataset and return the run once it ends; Ctrl-C saves it and returns it stopped.
 
     Args:
         data: a dataset's name, an image folder or an .npz file.
         out: the run directory to make; the next free one below ``runs/`` when None.
         options: ``preset``, ``config`` (a file), or any configuration key with ``__`` for dots:
             ``rounds=50``, ``training__batch=64``, ``data__classes=["3", "8"]``.
+
+    Example:
+        >>> run = manege.train("digits", data__classes=["3", "8"], rounds=2)
     """
     preset, file = options.pop("preset", None), options.pop("config", None)
     flags = {"data.source": data} | {key.replace("__", "."): v for key, v in options.items()}
@@ -70,6 +73,10 @@ def resume(
     """Go on with a run, to a new total of rounds or time (``"10m"``) when one is given.
 
     Ctrl-C is as for `train`.
+
+    Example:
+        >>> run = manege.train("digits", rounds=2)
+        >>> run = manege.resume(run.path, rounds=4)
     """
     with StopSignals(_CTRL_C) as stop:
         observer = Observers(Lines(), stop)
@@ -77,7 +84,12 @@ def resume(
 
 
 def sample(model: str | Path | Model, count: int, **options: Any) -> Samples:
-    """Draw pictures; options are those of `Model.sample`."""
+    """Draw pictures; options are those of `Model.sample`.
+
+    Example:
+        >>> run = manege.train("digits", rounds=2)
+        >>> drawn = manege.sample(run.path, 12, label="8", seed=7)
+    """
     from manege.sampler import Model, open_model
 
     opened = model if isinstance(model, Model) else open_model(_path("model", model))
@@ -93,8 +105,12 @@ def evaluate(
         subject: a run, a model, a folder or .npz file of pictures, `Samples`, or an array of
             bytes N×S×S×C.
         data: a dataset's name, a folder, an .npz file or an array; a run's own data when None.
-        options: the fields of `manege.evaluation.Options`: ``metrics``, ``samples``,
+        options: the fields of `manege.evaluation.EvaluationOptions`: ``metrics``, ``samples``,
             ``per_class``, ``features``, ``classes``, ``reference``, ``seed`` and so on.
+
+    Example:
+        >>> run = manege.train("digits", rounds=2)
+        >>> found = manege.evaluate(run.path, samples=200, metrics=["kid"])
     """
     from manege.evaluation import evaluate as evaluate_subject
 
@@ -102,7 +118,12 @@ def evaluate(
 
 
 def compare(runs: Iterable[str | Path], data: str | None = None, **options: Any) -> Comparison:
-    """Runs side by side: differences, scores, samples; options as for `evaluate`."""
+    """Compare runs side by side: differences, scores, samples; options as for `evaluate`.
+
+    Example:
+        >>> runs = [manege.train("digits", rounds=2, seed=seed).path for seed in (1, 2)]
+        >>> found = manege.compare(runs, samples=200, metrics=["kid"])
+    """
     from manege.evaluation.comparison import compare as compare_runs
 
     return compare_runs([Path(run) for run in runs], data, _options(options))
@@ -126,7 +147,12 @@ def _options(given: Mapping[str, Any]) -> EvaluationOptions:
 
 
 def export(run: str | Path, out: str | Path) -> Model:
-    """Write a run's model as it stands into a folder of its own."""
+    """Write a run's model as it stands to a folder of its own, and return it.
+
+    Example:
+        >>> run = manege.train("digits", rounds=2)
+        >>> model = manege.export(run.path, "model")
+    """
     from manege.rundir import RunDir
     from manege.sampler import of_run, open_model
 
@@ -137,21 +163,31 @@ def export(run: str | Path, out: str | Path) -> Model:
 
 
 def load_model(path: str | Path) -> Model:
-    """The model in a model folder or a run directory."""
+    """Return the model in a model folder or a run directory.
+
+    Example:
+        >>> run = manege.train("digits", rounds=2)
+        >>> model = manege.load_model(run.path)
+    """
     from manege.sampler import open_model
 
     return open_model(_path("path", path))
 
 
 def save_model(model: Model, out: str | Path) -> None:
-    """Write a model, merged or thinned as it may be, into a folder of its own."""
+    """Write a model, also a merged one or one without some labels, to a folder of its own.
+
+    Example:
+        >>> run = manege.train("digits", rounds=2)
+        >>> manege.save_model(run.model.without(["3"]), "model")
+    """
     from manege.sampler import save
 
     save(model, _path("out", out))
 
 
 _CTRL_C = (signal.SIGINT,)
-"""What a function takes over while it trains: a program's other signals are its own."""
+"""The signals that a function handles while it trains: all others stay with the program."""
 
 
 def _path(name: str, value: Any) -> Path:
@@ -176,14 +212,14 @@ def start_run(
     runtime: str = "inline",
     workers: int | None = None,
 ) -> Run:
-    """Begin a run and carry it to its end, or to a stop.
+    """Begin a run and train until it ends or is stopped.
 
     Args:
         config: what to train, and on what.
         out: the run directory to make; the next free one below ``runs/`` when None.
         observer: sees the run, and may stop it; plain lines on standard error when None.
         command: kept in the run directory; that of this process when None.
-        on_pixels: what to train where critics cannot see features.
+        on_pixels: what to train where discriminators cannot see features.
         runtime: inline (this process), local (processes of this machine) or mpi.
         workers: how many processes train at the same time; None chooses.
     """
@@ -200,7 +236,7 @@ def continue_run(
     runtime: str = "inline",
     workers: int | None = None,
 ) -> Run:
-    """Go on with a run; a new length replaces the old, of either kind.
+    """Go on with a run; a new length, in rounds or in time, replaces the old of either kind.
 
     The other arguments are those of `start_run`.
     """

@@ -1,4 +1,4 @@
-"""The one place that knows about devices, threads and the process's memory.
+"""Choose devices and threads, and tune the process's memory: no other module does.
 
 Owns what torch is told about the machine; everything else takes a `torch.device`, or `Devices`.
 """
@@ -26,7 +26,7 @@ _COUNT = struct.Struct("i")
 
 
 class Devices(NamedTuple):
-    """Where a cell's two networks live."""
+    """The devices of a cell's two networks."""
 
     generator: torch.device
     discriminator: torch.device
@@ -36,17 +36,17 @@ CPU = Devices(torch.device("cpu"), torch.device("cpu"))
 
 
 def both(on: torch.device | Devices) -> Devices:
-    """One device for both networks, unless each has its own."""
+    """Return one device for both networks, unless each has its own."""
     return on if isinstance(on, Devices) else Devices(on, on)
 
 
 def place(name: str, seat: int, gpus: int) -> Devices:
-    """The devices of a trainer's cells, among so many GPUs of its machine.
+    """Return the devices of a worker's cells, among so many GPUs of its machine.
 
     Args:
         name: `auto | cpu | cuda | cuda:N`, or two of them joined by `+`: the generator's and the
             discriminator's. Auto is a GPU where there is one.
-        seat: the trainer's number on its machine. Those without a number get the next GPUs that no
+        seat: the worker's number on its machine. Those without a number get the next GPUs that no
             earlier seat has, and the first again when all are taken.
         gpus: how many there are.
     """
@@ -59,7 +59,7 @@ def place(name: str, seat: int, gpus: int) -> Devices:
 
 
 def _check(name: str, part: str, gpus: int) -> None:
-    """Nothing; MachineError when there is no such GPU."""
+    """Raise MachineError when there is no such GPU."""
     if part in ("auto", "cpu"):
         return
     if not gpus:
@@ -85,24 +85,24 @@ def _number(part: str) -> int:
 
 
 def resolve(name: str) -> torch.device:
-    """The device of `auto | cpu | cuda | cuda:N` for a process that is alone."""
+    """Return the device of `auto | cpu | cuda | cuda:N` for a process that is alone."""
     return place(name, 0, gpus_for(name)).generator
 
 
 def wants_gpus(name: str) -> bool:
-    """Whether a GPU would be used, if there is one."""
+    """Return whether a GPU would be used, if there is one."""
     return any(part != "cpu" for part in name.split("+"))
 
 
 def gpus_for(name: str) -> int:
-    """How many GPUs torch can use here, or 0 when none would be; may start CUDA."""
+    """Return how many GPUs torch can use here, or 0 when none would be; may start CUDA."""
     if not wants_gpus(name) or not torch.cuda.is_available():
         return 0
     return torch.cuda.device_count()
 
 
 def gpus_apart(name: str) -> int:
-    """The same, counted by a child: whoever has started CUDA cannot fork children that use it."""
+    """Count GPUs as `gpus_for` does, but in a child: CUDA once started does not survive a fork."""
     if not wants_gpus(name):
         return 0
     reading, writing = os.pipe()
@@ -135,7 +135,7 @@ def use_threads(count: int) -> None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Torch computes with `count` threads inside; the caller's number is given back after."""
+    """Let torch compute with `count` threads inside, and restore the caller's number after."""
     before = torch.get_num_threads()
     use_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""What may go wrong, by whose hand it can be put right; each kind has its exit code.
+"""The errors a user may meet, by whose hand they are put right; each kind has its exit code.
 
 A message is one line: the thing by name, what was found, what was expected, what to do. What a user
 can give is a field of a call, or of the configuration; `field` names it as its user knows it.
@@ -18,7 +18,7 @@ EXIT_STOPPED = 75
 
 
 class ManegeError(Exception):
-    """Anything manege says to its user instead of a traceback."""
+    """An error that manege shows to its user in one line instead of a traceback."""
 
     exit_code = EXIT_INPUT
 
@@ -36,18 +36,18 @@ class CheckpointError(ManegeError):
 
 
 class MachineError(ManegeError):
-    """Disk, permissions, device or a missing extra: nothing the configuration can mend."""
+    """Disk, permissions, device or a missing extra fail: nothing the configuration can mend."""
 
     exit_code = EXIT_MACHINE
 
 
 class FieldNames(NamedTuple):
-    """How messages name fields; without arguments as Python does."""
+    """The way messages name fields; by default as Python does."""
 
     before: str = ""
-    """Stands before each name."""
+    """Text that stands before each name."""
     between: str = "_"
-    """Stands between the words of a name."""
+    """Text that stands between the words of a name."""
     others: Mapping[str, str] = {}
     """Names that do not follow from the field's own."""
 
@@ -67,7 +67,7 @@ def field_names() -> FieldNames:
 
 @contextmanager
 def fields_named(names: FieldNames) -> Iterator[None]:
-    """Name fields so in all messages of this process that are made inside."""
+    """Name fields that way in all messages that this process makes inside."""
     global _names
     before, _names = _names, names
     try:

@@ -1,4 +1,4 @@
-"""Places where a test may kill the process or break it, to prove that this does no harm.
+"""Named places where a test may kill the process or break it, to prove that this does no harm.
 
 Owns the environment variable ``MANEGE_FAILPOINT``. Death is sudden: no handler runs, no buffer is
 flushed, as when the power or the out-of-memory killer strikes.
@@ -14,7 +14,7 @@ from manege.errors import ConfigError
 
 VARIABLE = "MANEGE_FAILPOINT"
 TRAINER = "MANEGE_FAILPOINT_TRAINER"
-"""The number of the trainer a failpoint is meant for, or any; without, the command itself."""
+"""The number of the worker a failpoint is meant for, or any; unset, it is the command itself."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ _parsed = False
 
 
 def failpoint(name: str) -> None:
-    """Nothing, or death by SIGKILL when ``MANEGE_FAILPOINT`` is ``name`` or ``name@N``.
+    """Kill this process by SIGKILL if ``MANEGE_FAILPOINT`` is ``name`` or ``name@N``, else return.
 
     With ``!`` at its end it raises RuntimeError instead. N counts the times this process reaches
     the name, from 1. The environment is read at the first call; a forked child that changes the
@@ -47,7 +47,7 @@ def failpoint(name: str) -> None:
 
 
 def only_for(trainer: int | None) -> None:
-    """Arm this process if it is the one meant: the command (None) or a trainer by its number."""
+    """Arm this process if it is the one meant: the command (None) or a worker by its number."""
     meant = os.environ.get(TRAINER)
     if meant != (None if trainer is None else str(trainer)) and not (trainer and meant == "any"):
         os.environ.pop(VARIABLE, None)
@@ -55,7 +55,7 @@ def only_for(trainer: int | None) -> None:
 
 
 def reset() -> None:
-    """The next `failpoint` reads the environment anew and counts from 1."""
+    """Have the next `failpoint` read the environment anew and count from 1."""
     global _armed, _parsed
     _armed, _parsed = None, False
 

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and read without surprises.
+"""Write files whole or not at all, and read them without surprises.
 
 Owns the order aside → fsync → rename → fsync folder and the words for a disk that refuses; knows
 nothing of runs or checkpoints.
@@ -18,7 +18,7 @@ from pathlib import Path
 from manege.errors import ConfigError, MachineError
 
 _WRITTEN_BY = re.compile(r"\..+\.(\d+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
-"""The names of what `write_atomic` writes aside, with the number of the writing process."""
+"""Names of the temporary files of `write_atomic`, with the number of the writing process."""
 
 _REMEDIES = {
     errno.ENOSPC: "free some space on that disk",
@@ -34,13 +34,13 @@ _REMEDIES = {
 
 
 def user_path(text: str | os.PathLike[str]) -> Path:
-    """The path with ~ for a home folder; one of a user whom nobody knows is left as it is."""
+    """Return the path with ~ replaced by a home folder; an unknown user's is left as it is."""
     # Path.expanduser raises where os.path's leaves it: no such path is there, and so it is told.
     return Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 def below(folder: Path, *names: str) -> Path:
-    """Return the path of those names in the folder; ConfigError when it lies elsewhere.
+    """Return the path of those names in the folder; raise ConfigError when it lies elsewhere.
 
     Whatever is to be written under a name that somebody else chose is asked for here: the name may
     be empty, absolute or hold "..", and a link on the way may lead anywhere.
@@ -61,7 +61,7 @@ def below(folder: Path, *names: str) -> Path:
 
 
 def machine_error(path: Path, error: OSError) -> MachineError:
-    """What the operating system refused, in one line with its remedy."""
+    """Return an error that says in one line what the operating system refused, and its remedy."""
     reason = error.strerror or str(error)
     remedy = _REMEDIES.get(error.errno or 0, "check the disk and try again")
     return MachineError(f"{path}: {reason[:1].lower()}{reason[1:]}; {remedy}")
@@ -69,7 +69,7 @@ def machine_error(path: Path, error: OSError) -> MachineError:
 
 @contextmanager
 def blaming(path: Path) -> Iterator[None]:
-    """Any OSError inside comes out as a MachineError about that path."""
+    """Turn any OSError inside into a MachineError about that path."""
     try:
         yield
     except OSError as error:
@@ -77,7 +77,7 @@ def blaming(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """The file holds the data, on the disk; after a crash at any moment, the old or the new.
+    """Write data to a file, on the disk; after a crash at any moment it is the old or the new.
 
     A refusal of the machine (full, quota, size limit, permission, read-only) is a MachineError and
     leaves the old file as it was and nothing beside it.
@@ -90,7 +90,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_aside(aside: Path, data: bytes, *, blame: Path) -> None:
-    """The bytes are on the disk under a temporary name; on failure that name is free again.
+    """Write data to a temporary name, on the disk; on failure that name is free again.
 
     `blame` is the name they are meant for: what a complaint should speak of.
     """
@@ -111,7 +111,7 @@ def write_aside(aside: Path, data: bytes, *, blame: Path) -> None:
 
 
 def name_aside(aside: Path, path: Path) -> None:
-    """What lies aside in the same folder has its name, on the disk; nothing is left aside."""
+    """Rename a temporary file in the same folder, on the disk; remove it on failure."""
     with blaming(path):
         try:
             aside.replace(path)
@@ -122,7 +122,7 @@ def name_aside(aside: Path, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in the folder are on the disk."""
+    """Write a folder's names to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -135,7 +135,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path, *, within: Path | None = None) -> None:
-    """The folder exists, with its parents, and their names are on the disk.
+    """Make a folder with its parents, and write their names to the disk.
 
     `within` must be there already: a run that was deleted is not brought back without its
     configuration.
@@ -150,7 +150,7 @@ def make_folder(folder: Path, *, within: Path | None = None) -> None:
 
 
 def read_capped(path: Path, cap: int) -> bytes:
-    """The whole regular file; OSError above the cap and for folders, pipes and devices."""
+    """Read a whole regular file; raise OSError above the cap and for folders, pipes and devices."""
     # Without O_NONBLOCK, opening a pipe that somebody put there would wait for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb", closefd=True) as file:
@@ -163,13 +163,13 @@ def read_capped(path: Path, cap: int) -> bytes:
 
 
 def remove_asides(folder: Path) -> None:
-    """The folder is free of files a killed writer left aside."""
+    """Remove the temporary files that a killed writer left in the folder."""
     for aside in folder.glob(".*.tmp"):
         aside.unlink(missing_ok=True)
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what `write_atomic` left aside, in the folder and below, in processes that died.
+    """Remove temporary files of `write_atomic`, in the folder and below, whose process died.
 
     What a process writes that lives on this machine is left alone.
     """

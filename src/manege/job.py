@@ -1,4 +1,4 @@
-"""The command as one of the ranks of an MPI job; without one it is as if this were not there.
+"""Run the command as one of the ranks of an MPI job; without a job this changes nothing.
 
 Rank 0 runs the command, the others serve it; all end with its exit code.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TRAINING = ("train", "resume")
 _CRASHED = 70
 _LET_SPEAK_S = 1.0
-"""A launcher ends all ranks when the first ends badly: that which speaks has so long for it."""
+"""Seconds that other ranks wait so that rank 0 can speak before the launcher ends them all."""
 
 
 def run(command: Callable[[], int]) -> None:
@@ -60,7 +60,7 @@ def world() -> World:
 
 
 def complain(text: str) -> None:
-    """Write a line on standard error; of several ranks, the first speaks."""
+    """Write a line on standard error; only rank 0 does so in a job."""
     if not _rank():
         sys.stderr.write(f"manege: {text}\n")
 
@@ -80,7 +80,7 @@ def _serve(world: World) -> int:
 
 
 def _wants_job(args: Sequence[str]) -> bool:
-    """Return whether this trains, under a launcher or with an MPI that was asked for."""
+    """Return whether the command trains, under a launcher or with an MPI that was asked for."""
     verb = next((one for one in args if not one.startswith("-")), None)
     if verb not in _TRAINING or "--help" in args:
         return False

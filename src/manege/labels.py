@@ -1,4 +1,4 @@
-"""What may be a label: the one rule, wherever labels enter (data, configurations, models, runs).
+"""Decide what may be a label, wherever labels enter (data, configurations, models, runs).
 
 Each place words its own refusal, with what `LABEL` says is expected.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TypeGuard
 
 LONGEST = 1_000
-"""Characters of a label: every picture that is drawn carries its own."""
+"""The most characters of a label: every picture that is drawn carries its own."""
 
 LABEL = (
     f"text that could name a folder (printable, without slashes, at most {LONGEST:,} characters)"
@@ -19,7 +19,7 @@ _SHOWN = 80
 
 
 def is_label(value: object) -> TypeGuard[str]:
-    """Return whether the value may be a label, as every label's name becomes a folder's."""
+    """Return whether the value may be a label: its name becomes a folder's."""
     return (
         isinstance(value, str)
         and len(value) <= LONGEST
@@ -30,7 +30,7 @@ def is_label(value: object) -> TypeGuard[str]:
 
 
 def namesakes(names: Iterable[tuple[str, str]]) -> tuple[str, str, str] | None:
-    """Return two of the labels that have the same name of a file or folder, and that name.
+    """Return two labels whose names as a file or folder are the same, and that name.
 
     Args:
         names: each label, or what it is called, with its name.
@@ -49,7 +49,7 @@ def shown(value: object) -> str:
 
 
 def printable(text: object) -> str:
-    """The text on one line that any terminal can print: a file's name may hold anything."""
+    """Return the text on one line that any terminal can print: a file's name may hold anything."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
         for char in str(text)

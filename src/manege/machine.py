@@ -1,4 +1,4 @@
-"""What this machine is and lets us have: its processor; cores, memory, open files."""
+"""Ask what this machine is and what it lets us have: processor, cores, memory, open files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import platform
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where a container or a batch system says how much of the machine is ours."""
+"""The folder where a container or a batch system says how much of the machine is ours."""
 
 
 def cpu() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -22,7 +22,7 @@ def cpu() -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use, by its affinity and its control group."""
+    """Return how many cores this process may use, by its affinity and its control group."""
     allowed = len(os.sched_getaffinity(0))
     quota = _words(CGROUP / "cpu.max")
     if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
@@ -33,7 +33,7 @@ def cores() -> int:
 def unbind() -> None:
     """Use all cores that our parent may: a launcher that binds ranks to one each knows no better.
 
-    An agent's trainers are forked by a server that the agents of its machine share.
+    An agent's workers are forked by a server that the agents of its machine share.
     """
     wider = os.sched_getaffinity(os.getppid())
     if wider > os.sched_getaffinity(0):
@@ -41,7 +41,7 @@ def unbind() -> None:
 
 
 def free_bytes() -> int:
-    """Memory that could still be used, of the machine and of our control group."""
+    """Return how much memory could still be used, of the machine and of our control group."""
     free = 1 << 40
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -53,7 +53,7 @@ def free_bytes() -> int:
 
 
 def allow_many_files() -> None:
-    """As many open files as the machine lets us have: each trainer and each cell takes one."""
+    """Allow as many open files as the machine permits: each worker and each cell takes one."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Whoever watches a run: a page on the terminal, lines in a log, TensorBoard, a caller's own.
+"""Observers of a run: a page on the terminal, lines in a log, TensorBoard, a caller's own.
 
 An observer sees what happens, and may ask for something. None can hurt a run: whatever breaks in
 one is caught by `Observers`, said once, and the observer is left out from then on.
@@ -18,12 +18,12 @@ T = TypeVar("T")
 _LONGEST = 200
 
 Asks = Literal["pause", "resume", "checkpoint", "sheet"]
-"""What can be asked of a run that goes on."""
+"""Requests that can be made to a run that goes on."""
 REQUESTS: tuple[Asks, ...] = get_args(Asks)
 
 
 class Place(NamedTuple):
-    """Where a cell stands in its round."""
+    """The place of a cell in its round."""
 
     round_: int
     step: int
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 class Observer:
-    """Sees a run; every method may be left as it is."""
+    """Sees a run; each method may be overridden, and does nothing by default."""
 
     def opened(self, path: Path) -> None:
         """See the run directory, before the first event."""
@@ -45,17 +45,17 @@ class Observer:
     def workers(self, count: int, silent_s: float, *, paused: bool) -> None:
         """See how many workers there are, and how long the most silent was not heard of.
 
-        Called some times a second.
+        Called several times a second.
         """
 
     def say(self, text: str) -> None:
-        """See a line for people."""
+        """See a line of text for people."""
 
     def progress(self, done: int, total: int) -> None:
         """See how far the training of a feature network is."""
 
     def requests(self) -> Sequence[str]:
-        """Return what to ask of the run, of `REQUESTS`."""
+        """Return requests to the run, each one of `REQUESTS`."""
         return ()
 
     def should_stop(self) -> str | None:
@@ -63,45 +63,45 @@ class Observer:
         return None
 
     def close(self) -> None:
-        """See no more of the run."""
+        """Clean up: the run has ended."""
 
     def in_place_of(self, error: Exception) -> Observer | None:
-        """Return the observer to go on with after this one broke; None: nobody."""
+        """Return an observer that replaces this one, which broke; None: no observer does."""
         return None
 
 
 class Observers(Observer):
-    """Several observers as one; one that breaks is left out, which is said."""
+    """Several observers as one; one that breaks is left out, and a warning says so."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = list(observers)
 
     def opened(self, path: Path) -> None:
-        """See the run directory."""
+        """Show the run directory to each observer."""
         self._each(lambda one: one.opened(path))
 
     def event(self, event: dict[str, Any]) -> None:
-        """See a line of events.jsonl."""
+        """Show a line of events.jsonl to each observer."""
         self._each(lambda one: one.event(event))
 
     def step(self, cell: str, place: Place, fraction: float) -> None:
-        """See a step."""
+        """Show a step to each observer."""
         self._each(lambda one: one.step(cell, place, fraction))
 
     def workers(self, count: int, silent_s: float, *, paused: bool) -> None:
-        """See how many workers there are."""
+        """Show each observer how many workers there are."""
         self._each(lambda one: one.workers(count, silent_s, paused=paused))
 
     def say(self, text: str) -> None:
-        """See a line."""
+        """Show a line of text to each observer."""
         self._each(lambda one: one.say(text))
 
     def progress(self, done: int, total: int) -> None:
-        """See how far a feature network is."""
+        """Show each observer how far the training of a feature network is."""
         self._each(lambda one: one.progress(done, total))
 
     def requests(self) -> Sequence[Asks]:
-        """Return what all of them ask for."""
+        """Return the requests of all observers."""
         return list(chain.from_iterable(self._each(lambda one: _known(one.requests()))))
 
     def should_stop(self) -> str | None:
@@ -109,11 +109,11 @@ class Observers(Observer):
         return next((why for why in self._each(lambda one: one.should_stop()) if why), None)
 
     def close(self) -> None:
-        """See no more of the run."""
+        """Close each observer."""
         self._each(lambda one: one.close())
 
     def _each(self, act: Callable[[Observer], T]) -> list[T]:
-        """Return what comes of it with each observer that does not break."""
+        """Call `act` with each observer, and return the results of those that did not break."""
         found = []
         for observer in list(self._observers):
             try:
@@ -139,7 +139,7 @@ class Observers(Observer):
 
 
 def _known(requests: Sequence[str]) -> list[Asks]:
-    """Return the requests; raise ValueError for one that cannot be granted."""
+    """Return the requests; raise ValueError for one that is not in `REQUESTS`."""
     for request in requests:
         if request not in REQUESTS:
             raise ValueError(f"request {request!r}, expected one of {', '.join(REQUESTS)}")

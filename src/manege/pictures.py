@@ -1,4 +1,4 @@
-"""Pictures as files and sheets: PNG with its recipe inside, grids, enlargement.
+"""Write pictures as files and sheets: PNG with its recipe inside, grids, enlargement.
 
 Pictures are uint8 arrays, height x width x channels (1 grey, 3 colour). A pixel of two channels
 is a point in the plane, and many of them are one drawing. Owns no dataset and no network: what a
@@ -25,7 +25,7 @@ BACKGROUND = 232
 """The grey between a sheet's pictures: light, yet not the white of a picture's own paper."""
 
 _SEEN = 56
-"""Pixels a picture on a sheet should have."""
+"""Pixels that a picture on a sheet should have on a side."""
 
 _SCATTER_SIDE = 160
 _LEFT_OVER = 0.6
@@ -39,7 +39,7 @@ Picture = npt.NDArray[np.uint8]
 
 
 def grid(pictures: Picture, columns: int | None = None, gap: int = 1) -> Picture:
-    """One sheet of many pictures (N x H x W x C), row by row, a gap round each.
+    """Return one sheet of many pictures (N x H x W x C), row by row, with a gap round each.
 
     Points (N x 1 x 1 x 2) make a :func:`scatter` instead.
 
@@ -68,9 +68,9 @@ def grid(pictures: Picture, columns: int | None = None, gap: int = 1) -> Picture
 
 
 def cut_up(path: Path, side: int, gap: int = 1) -> Picture:
-    """The pictures of a sheet that :func:`grid` and :func:`png_bytes` made, places left over too.
+    """Return the pictures of a sheet made by :func:`grid` and :func:`png_bytes`, empty places too.
 
-    DataError when it is no sheet of pictures of that side.
+    Raises DataError when it is no sheet of pictures of that side.
     """
     scale = viewing_scale(side)
     try:
@@ -89,12 +89,12 @@ def cut_up(path: Path, side: int, gap: int = 1) -> Picture:
 
 
 def is_points(pictures: Picture) -> bool:
-    """Whether they are points in the plane: one pixel, whose two channels are x and y."""
+    """Return whether they are points in the plane: one pixel, whose two channels are x and y."""
     return pictures.shape[1:] == (1, 1, 2)
 
 
 def scatter(points: Picture) -> Picture:
-    """A grey drawing of points (N x 1 x 1 x 2), x to the right, y upwards, darker where many fall.
+    """Return a grey drawing of points (N x 1 x 1 x 2), darker where many fall; x right, y up.
 
     Both axes go from -1 (byte 0) to 1 (byte 255); a point is a square of three pixels.
     """
@@ -109,7 +109,7 @@ def scatter(points: Picture) -> Picture:
 
 
 def side_by_side(captions: Sequence[str], sheets: Sequence[Picture]) -> Picture:
-    """One colour picture of several sheets next to each other, its caption above each."""
+    """Return one colour picture of several sheets in a row, each with its caption above it."""
     height = max(sheet.shape[0] for sheet in sheets) + _CAPTION
     width = sum(sheet.shape[1] for sheet in sheets) + _BETWEEN * (len(sheets) - 1)
     joined = np.full((height, width, 3), BACKGROUND, dtype=np.uint8)
@@ -128,7 +128,7 @@ def side_by_side(captions: Sequence[str], sheets: Sequence[Picture]) -> Picture:
 
 
 def _cut(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """The end of the text where it is too long: names of runs differ there."""
+    """Keep the end of a text that is too long: names of runs differ there."""
     if font.getlength(text) <= width:
         return text
     while len(text) > 1 and font.getlength(f"…{text}") > width:
@@ -137,18 +137,18 @@ def _cut(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFo
 
 
 def viewing_scale(side: int) -> int:
-    """How far to enlarge pictures of that side so that people can see them on a sheet."""
+    """Return how far to enlarge pictures of that side so that people see them on a sheet."""
     # The drawing of points, whose side is 1, is large enough as it is.
     return 1 if side == 1 else max(1, round(_SEEN / side))
 
 
 def enlarge(picture: Picture, factor: int) -> Picture:
-    """The picture with every pixel a square of ``factor`` x ``factor``."""
+    """Return the picture with every pixel a square of ``factor`` x ``factor``."""
     return np.repeat(np.repeat(picture, factor, axis=0), factor, axis=1)
 
 
 def png_bytes(picture: Picture, text: Mapping[str, str], scale: int = 1) -> bytes:
-    """The picture as a PNG file with ``text`` in its text chunks; equal inputs, equal bytes.
+    """Return the picture as a PNG file with ``text`` in its text chunks; equal inputs, equal bytes.
 
     Args:
         picture: H x W x 1 is saved as grey, H x W x 3 as colour.
@@ -172,7 +172,7 @@ def save_png(path: str | Path, picture: Picture, text: Mapping[str, str], scale:
 
 
 def read_text(path: str | Path) -> dict[str, str]:
-    """The text chunks of a PNG file, as :func:`save_png` wrote them."""
+    """Return the text chunks of a PNG file, as :func:`save_png` wrote them."""
     path = Path(path)
     try:
         with Image.open(path, formats=["PNG"]) as image:

@@ -1,4 +1,4 @@
-"""Processes and threads started, and the words for a machine that lets us have no more of them."""
+"""Start processes and threads, and say so in words when the machine lets us have no more."""
 
 from __future__ import annotations
 

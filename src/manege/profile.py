@@ -1,4 +1,4 @@
-"""Where a grid's time went, from events.jsonl: Table IV of the cellular paper. No torch."""
+"""Sum up where a grid's time went, from events.jsonl: Table IV of the cellular paper. No torch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Profile:
     """Seconds of all cells and rounds together."""
 
     rounds: int
-    """Rounds of all cells that were counted."""
+    """The number of rounds counted, over all cells."""
     seconds: Mapping[str, float]
-    """For each routine, and `overall`."""
+    """Seconds of each routine, and `overall`."""
 
     def rows(self) -> list[tuple[str, float, float, float]]:
-        """Routine, seconds in all, seconds a cell and round, share of overall."""
+        """Return rows of routine, seconds in all, seconds a cell and round, share of overall."""
         overall = self.seconds["overall"]
         return [
             (name, value, value / self.rounds, value / overall if overall else 0.0)
@@ -33,7 +33,7 @@ class Profile:
         ]
 
     def lines(self) -> list[str]:
-        """The table, ready to print."""
+        """Return the lines of the table, ready to print."""
         head = f"{'routine':<16}{'seconds':>10}{'a round':>10}{'share':>8}"
         return [head] + [
             f"{name:<16}{total:>10.2f}{each:>10.4f}{share:>8.1%}"
@@ -42,7 +42,7 @@ class Profile:
 
 
 def profile(events: Iterable[Mapping[str, Any]]) -> Profile | None:
-    """The profile of a run on a grid; None when no cell has ended a round."""
+    """Return the profile of a run on a grid; None when no cell has ended a round."""
     rounds = 0
     seconds = dict.fromkeys([*ROUTINES, "overall"], 0.0)
     for event in events:

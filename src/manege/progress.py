@@ -1,4 +1,4 @@
-"""How far something has come, in words: a count, a time for people. No torch."""
+"""Say how far something has come: a count, a time for people. No torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Callable
 
 _COUNT_EVERY_S = 0.5
 _LINE_EVERY_S = 30.0
-"""In a file or a batch job's log: what takes less long stays silent."""
+"""The pause between lines in a file or a batch job's log; what takes less stays silent."""
 
 
 def counter(verb: str) -> Callable[[int, int], None]:
-    """`drawn 3,200 of 10,000 pictures, 12s left`: one line of a terminal, or now and then one."""
+    """Return a function that writes `drawn 3,200 of 10,000 pictures, 12s left` for counts.
+
+    It rewrites one line of a terminal, and writes a line now and then elsewhere.
+    """
     terminal = sys.stderr.isatty()
     every = _COUNT_EVERY_S if terminal else _LINE_EVERY_S
     started = last = time.monotonic()
@@ -37,7 +40,7 @@ def counter(verb: str) -> Callable[[int, int], None]:
 
 
 def duration(seconds: float) -> str:
-    """`45s`, `12m05s`, `3h20m`."""
+    """Format seconds as `45s`, `12m05s` or `3h20m`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"

@@ -1,4 +1,4 @@
-"""Signals that ask for an end: noted, not obeyed at once, so that a commit can come first."""
+"""Note signals that ask for an end, without obeying at once, so that a commit can come first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class StopSignals(Observer):
-    """Inside `with`, SIGINT, SIGTERM and SIGUSR2 are only noted; a second SIGINT interrupts.
+    """Notes SIGINT, SIGTERM and SIGUSR2 inside `with`; a second SIGINT interrupts.
 
     Call it to ask: the name of the signal that came, or None. Outside the main thread, where
     Python takes no handlers, none is noted.
@@ -26,7 +26,7 @@ class StopSignals(Observer):
         self._before: dict[signal.Signals, Any] = {}
 
     def __call__(self) -> str | None:
-        """The name of the signal that came, if one did."""
+        """Return the name of the signal that came; None if none did."""
         return self._came
 
     def should_stop(self) -> str | None:

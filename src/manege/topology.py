@@ -1,4 +1,4 @@
-"""Who hears whom: a torus, a ring or no edges at all, and a schedule of them over the rounds.
+"""Which cells exchange centres: a torus, a ring or no edges at all, and a schedule over the rounds.
 
 Cells are keys in row-major order. It knows no ranks, tensors, processes or configuration.
 """
@@ -10,21 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Offset = tuple[int, int]
-"""Rows down, columns right."""
+"""Rows down and columns right."""
 
 FIVE: tuple[Offset, ...] = ((-1, 0), (1, 0), (0, 1), (0, -1))
 """North, south, east, west: the five-cell neighbourhood, the cell itself not counted."""
 
 NINE: tuple[Offset, ...] = (*FIVE, (-1, 1), (1, 1), (1, -1), (-1, -1))
-"""The nine-cell one: then north-east, south-east, south-west, north-west."""
+"""The nine-cell neighbourhood: then north-east, south-east, south-west, north-west."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Who hears whom in a round; a cell that hears another is heard by it."""
+    """The neighbours of every cell in a round; each is a neighbour of its neighbours."""
 
     neighbours: Mapping[str, tuple[str, ...]]
-    """Of every cell in row-major order: whose centres it receives; never itself, each once."""
+    """For every cell in row-major order, whose centres it receives: never its own, each once."""
 
     def __post_init__(self) -> None:
         hears = {cell: set(heard) for cell, heard in self.neighbours.items()}
@@ -42,7 +42,7 @@ class Topology:
 
 
 def torus(keys: Sequence[str], columns: int, offsets: Sequence[Offset] = FIVE) -> Topology:
-    """A grid whose opposite edges meet; neighbours are in the order of `offsets`.
+    """Return a grid whose opposite edges meet; neighbours are in the order of `offsets`.
 
     Each offset needs its opposite. On small grids, several that lead to one cell count once.
     """
@@ -60,7 +60,7 @@ def torus(keys: Sequence[str], columns: int, offsets: Sequence[Offset] = FIVE) -
 
 
 def ring(keys: Sequence[str], radius: int = 1) -> Topology:
-    """A circle: a cell hears `radius` cells on each side, the nearest first."""
+    """Return a circle in which cells have `radius` neighbours on each side, the nearest first."""
     if radius < 1:
         raise ValueError(f"a ring of radius {radius}; expected at least 1")
     distances = range(1, min(radius, len(keys) // 2) + 1)  # Half the circle each way is all of it.
@@ -68,7 +68,7 @@ def ring(keys: Sequence[str], radius: int = 1) -> Topology:
 
 
 def isolated(keys: Sequence[str]) -> Topology:
-    """No edges: nobody hears anybody."""
+    """Return cells without neighbours."""
     return torus(keys, len(keys), ())
 
 
@@ -88,13 +88,13 @@ class Schedule:
                 raise ValueError(f"other cells from round {first}; expected those of round 1")
 
     def at(self, round_: int) -> Topology:
-        """The topology of a round; rounds start at 1."""
+        """Return the topology of a round; rounds start at 1."""
         if round_ < 1:
             raise ValueError(f"round {round_}; expected 1 or more")
         return [topology for first, topology in self.changes if first <= round_][-1]
 
     def around(self) -> dict[str, tuple[str, ...]]:
-        """Of every cell those that it ever hears, and is heard by."""
+        """Return, for every cell, the cells that are its neighbours in any round."""
         heard: dict[str, dict[str, None]] = {cell: {} for cell in self.changes[0][1].cells}
         for _, topology in self.changes:
             for cell, others in topology.neighbours.items():
@@ -102,7 +102,7 @@ class Schedule:
         return {cell: tuple(others) for cell, others in heard.items()}
 
     def components(self) -> tuple[tuple[str, ...], ...]:
-        """Return the groups of cells that ever hear of each other, also through others."""
+        """Return the groups of cells that are connected in any round, also through others."""
         return connected(self.around())
 
 

@@ -1,4 +1,4 @@
-"""YAML as this package reads it: text, numbers, truth values, lists and mappings, no more.
+"""Read YAML as this package allows it: text, numbers, truth values, lists, mappings, no more.
 
 The one place that calls PyYAML's loader. Refuses tags, aliases and whatever YAML takes for
 something that nobody meant; every refusal is a ConfigError of one line with its place.
@@ -27,7 +27,7 @@ _UNMEANT = {
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, as `parse_yaml` reads it; an empty one's is empty."""
+    """Return the mapping in a YAML file, as `parse_yaml` reads it; {} if the file is empty."""
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:
@@ -55,7 +55,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, *, where: str) -> Any:
-    """Return what the text says; ConfigError tells where it says something else than YAML."""
+    """Return the value of YAML text; raise ConfigError, with the line, if it is not usable YAML."""
     if len(text) > MOST_BYTES:
         raise ConfigError(
             f"{where}: found {len(text):,} characters, expected at most {MOST_BYTES:,}"
@@ -73,7 +73,7 @@ def parse_yaml(text: str, *, where: str) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Refuses what `parse_yaml` promises to, at the place where it stands."""
+    """A loader that refuses what `parse_yaml` does not allow, at the place where it stands."""
 
     _depth = 0
 

@@ -1,4 +1,4 @@
-"""Commands of manege as processes of their own: started, waited for, ended with what needs them."""
+"""Run manege commands in processes of their own: start them, wait for them, stop them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class ExperimentProgress:
-    """How far the runs have come."""
+    """How many of an experiment's runs are done, and how long the rest may take."""
 
     done: int
     total: int
     left_s: float | None
-    """None before there is anything to judge by."""
+    """Estimated seconds left; None while there is nothing to judge by."""
     latest: str
     failed: tuple[str, ...] = ()
 
@@ -35,16 +35,16 @@ class Child:
     log: Path
 
     def last_line(self) -> str:
-        """What it said last."""
+        """Return the last line of its output."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "no output"
 
 
 class Children:
-    """The commands under way; whatever ends the block, they save and stop."""
+    """The commands under way; whatever ends the `with` block, they save and stop."""
 
     def __init__(self, stop: Callable[[], str | None], patience_s: float | None = None) -> None:
-        """None is under way.
+        """Begin without commands.
 
         Args:
             stop: why to stop, once there is a reason; then start and ended raise KeyboardInterrupt.
@@ -69,7 +69,7 @@ class Children:
                 raise
 
     def start(self, arguments: Sequence[str], log: Path) -> Child:
-        """Begin `manege` with these arguments; what it says goes to the end of the log."""
+        """Start `manege` with these arguments; its output is appended to the log."""
         self._check()
         with log.open("ab") as file:
             # A group of its own: Ctrl-C reaches us alone, and we stop what we began.
@@ -86,7 +86,7 @@ class Children:
         return child
 
     def ended(self) -> list[Child]:
-        """Wait a moment; return those that have ended since."""
+        """Wait a moment, and return the commands that have ended since the last call."""
         with suppress(subprocess.TimeoutExpired):
             self.running[0].process.wait(_POLL_S)
         ended = [child for child in self.running if child.process.poll() is not None]

@@ -1,1 +1,1 @@
-"""Pictures of a run: read (`run`, `history`), drawn (`drawing`, `charts`), put on a page."""
+"""Reports: read a run (`run`, `history`), draw figures (`drawing`, `charts`), lay out a page."""

@@ -1,4 +1,4 @@
-"""From numbers to places on a drawing: scales, ticks, and how numbers are written."""
+"""Axes of a figure: map numbers to places, choose ticks, and format numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The place of a number; one outside is put at the edge."""
+        """Return the place of a number; one outside the range is put at the edge."""
         value = min(max(value, self.low), self.high)
         if self.log:
             part = math.log(value / self.low) / math.log(self.high / self.low)
@@ -32,14 +32,14 @@ class Scale:
         return self.start + part * (self.end - self.start)
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Round numbers inside."""
+        """Return round numbers inside the range."""
         return _log_ticks(self.low, self.high) if self.log else nice(self.low, self.high, count)
 
 
 def scale_for(
     values: Sequence[float], start: float, end: float, *, zero: bool = False, log: bool = False
 ) -> Scale:
-    """A scale that holds the values, with some air; logarithmic only where that can be."""
+    """Return a scale that holds the values, with some air; logarithmic only where that can be."""
     low, high = min(values), max(values)
     if log and low > 0 and high / low > 20:
         return Scale(low / 1.08, high * 1.08, start, end, log=True)
@@ -58,12 +58,12 @@ def scale_for(
 
 
 def rounds_scale(last: int, start: float, end: float) -> Scale:
-    """Rounds from the first to the last."""
+    """Return a scale from the first round to the last."""
     return Scale(1, max(2, last), start, end)
 
 
 def nice(low: float, high: float, count: int) -> list[float]:
-    """About so many round numbers between two."""
+    """Return about `count` round numbers between two numbers."""
     raw = (high - low) / max(1, count)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= raw * 0.999)
@@ -73,7 +73,7 @@ def nice(low: float, high: float, count: int) -> list[float]:
 
 
 def whole_ticks(low: int, high: int, count: int) -> list[int]:
-    """Whole numbers between two, both ends if they are not crowded."""
+    """Return whole numbers between two, `low` always among them and none crowded beside it."""
     if high - low <= count:
         return list(range(low, high + 1))
     inner = [round(one) for one in nice(low, high, count) if one == round(one)]
@@ -88,7 +88,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def told(value: float | None, digits: int = 3) -> str:
-    """A number for people: three digits that count, no noise."""
+    """Format a number for people with three significant digits; None is a dash."""
     if value is None:
         return "–"
     if value == 0:
@@ -105,7 +105,7 @@ def told(value: float | None, digits: int = 3) -> str:
 
 
 def tick_text(value: float, ticks: Sequence[float]) -> str:
-    """A tick's number, with as many places as its neighbours need."""
+    """Format a tick's number with as many places as its neighbours need."""
     if value == 0:
         return "0"
     if abs(value) >= 10_000 or max(map(abs, ticks)) < 0.001:
@@ -118,7 +118,7 @@ def tick_text(value: float, ticks: Sequence[float]) -> str:
 
 
 def draw_y(drawing: Drawing, scale: Scale, left: float, right: float) -> None:
-    """Rules across, and their numbers at the left."""
+    """Draw horizontal rules with their numbers at the left."""
     ticks = scale.ticks()
     for tick in ticks:
         y = scale(tick)
@@ -128,7 +128,7 @@ def draw_y(drawing: Drawing, scale: Scale, left: float, right: float) -> None:
 
 
 def draw_ends(drawing: Drawing, scale: Scale, bottom: float, label: str) -> None:
-    """The first and the last round below a small figure."""
+    """Write the first and the last round below a small figure."""
     for x in (scale.start, scale.end):
         drawing.line([(x, bottom), (x, bottom + 4)], "muted")
     first, last = f"{round(scale.low):,}", f"{label} {round(scale.high):,}".strip()
@@ -137,7 +137,7 @@ def draw_ends(drawing: Drawing, scale: Scale, bottom: float, label: str) -> None
 
 
 def draw_rounds(drawing: Drawing, scale: Scale, bottom: float, label: str = "round") -> None:
-    """Numbers of rounds below, or of what is said; the word for them stands with the last."""
+    """Write the numbers of rounds (or of `label`) below a figure; the word stands with the last."""
     last = round(scale.high)
     room = abs(scale.end - scale.start)
     end = scale.end - text_width(f"{label} {last:,}", TICK) - 8

@@ -1,6 +1,6 @@
 """Figures of a run: curves with bands, small multiples, bars, family trees, time lines.
 
-Numbers in, a `Drawing` out; no file and no run directory is known here.
+These functions take numbers and return a `Drawing`; they open no file and no run directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOP = 50.0
 
 @dataclass(frozen=True)
 class Curve:
-    """One band or line of a figure."""
+    """One line of a figure, with a band of its quantiles."""
 
     label: str
     values: Quantiles
@@ -39,19 +39,19 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One of many small figures."""
+    """One of many small figures on shared axes."""
 
     label: str
     points: Sequence[tuple[float, float]]
     note: str = ""
     colour: str = "c0"
     interval: Sequence[tuple[float, float, float]] = ()
-    """Round, low, high."""
+    """Triples of round, low and high."""
 
 
 @dataclass(frozen=True)
 class Whisker:
-    """A number with its interval, in a row of its own."""
+    """A number with its interval, drawn in a row of its own."""
 
     label: str
     value: float
@@ -59,13 +59,13 @@ class Whisker:
     high: float | None
     colour: str = "c0"
     floor: float | None = None
-    """What real pictures get."""
+    """What real pictures score."""
     points: Sequence[float] = ()
-    """The single numbers that it stands for."""
+    """The single numbers that `value` sums up."""
 
 
 def head(drawing: Drawing, note: str) -> None:
-    """Title and note, above `TOP`."""
+    """Write the title and a note above `TOP`."""
     drawing.text((2, 17), drawing.title, size=15, bold=True)
     drawing.text((2, 35), note, size=12, colour="muted")
 
@@ -80,7 +80,7 @@ def curves(
     log: bool = False,
     along: str = "round",
 ) -> Drawing:
-    """Medians over the rounds, with the middle half and the middle four fifths of the cells."""
+    """Draw medians over the rounds, with the cells' middle half and middle four fifths."""
     ends = ", ".join(f"{one.label} ends at {told(float(one.values.median[-1]))}" for one in shown)
     drawing = Drawing(width, height, title, f"{note} Curves over the {along}s: {ends}.")
     head(drawing, note)
@@ -131,7 +131,7 @@ def _middle(drawing: Drawing, one: Curve, x: Scale, y: Scale, *, bare: bool) -> 
 def _end_labels(
     drawing: Drawing, shown: Sequence[Curve], y: Scale, left: float, top: float, bottom: float
 ) -> None:
-    """Names beside the ends of their curves, moved apart where they would lie on each other."""
+    """Write names beside the ends of their curves, moved apart where they would overlap."""
     wanted = sorted(
         ((y(float(one.values.median[-1])), one) for one in shown), key=lambda pair: pair[0]
     )
@@ -146,7 +146,7 @@ def _end_labels(
 
 
 def multiples(title: str, note: str, panels: Sequence[Panel], *, log: bool = False) -> Drawing:
-    """Many small figures on the same axes, so that one look compares them."""
+    """Draw many small figures on the same axes, so that one look compares them."""
     columns = _columns(len(panels))
     rows = math.ceil(len(panels) / columns)
     left, gap = 52.0, 18.0
@@ -177,7 +177,7 @@ def multiples(title: str, note: str, panels: Sequence[Panel], *, log: bool = Fal
 
 
 def _columns(count: int) -> int:
-    """As many as leave the fewest places empty."""
+    """Return the number of columns that leaves the fewest places empty."""
     if count <= 6:
         return max(3, count)
     return min((6, 5, 4), key=lambda columns: (-count % columns, -columns))
@@ -213,7 +213,7 @@ def bars(
     width: float = HALF,
     colours: Sequence[str] | None = None,
 ) -> Drawing:
-    """A bar for each name, with words at its end."""
+    """Draw a bar for each name, with words at its end."""
     high, gap = 20.0, 8.0
     height = TOP + len(rows) * (high + gap) + 6
     words = ", ".join(f"{name} {text}" for name, _, text in rows)
@@ -241,7 +241,7 @@ def whiskers(
     log: bool = False,
     zero: bool = False,
 ) -> Drawing:
-    """Numbers with their intervals, one below the other; a short line where real pictures are."""
+    """Draw numbers with their intervals in rows; a dashed mark shows what real pictures score."""
     step = 26.0
     height = TOP + len(rows) * step + 30
     words = "; ".join(
@@ -278,7 +278,7 @@ def whiskers(
 
 
 def _fit(text: str, room: float) -> str:
-    """The end of the text where it is too long: names of runs differ there."""
+    """Keep the end of a text that is too long: names of runs differ there."""
     if text_width(text, 12) <= room:
         return text
     while len(text) > 1 and text_width(f"…{text}", 12) > room:
@@ -289,7 +289,7 @@ def _fit(text: str, room: float) -> str:
 def shares_over_time(
     title: str, note: str, rounds: Sequence[int], parts: Mapping[str, Sequence[float]]
 ) -> Drawing:
-    """Parts of a whole over the rounds, one on top of the other."""
+    """Draw the parts of a whole over the rounds, stacked."""
     width, height = HALF, 260.0
     ends = ", ".join(f"{name} {values[-1]:.0%}" for name, values in parts.items())
     drawing = Drawing(width, height, title, f"{note} At the end: {ends}.")
@@ -330,7 +330,7 @@ def tree(
     last: int,
     objectives: Mapping[tuple[str, int], str],
 ) -> Drawing:
-    """Who was born where and when, and the line that led to the winner, the newest first."""
+    """Draw where and when each generator was born, and the winner's line, the newest first."""
     step = 30.0 if len(cells) <= 12 else max(4.0, 320 / len(cells))
     height = TOP + 14 + len(cells) * step + 30
     words = " from ".join(f"{cell} in round {round_}" for cell, round_ in line[:20])
@@ -373,7 +373,7 @@ def tree(
 def timeline(
     title: str, note: str, kinds_of: Sequence[tuple[str, str, Sequence[float]]], end_s: float
 ) -> Drawing:
-    """Rows of marks along the run's time; each row a kind, its colour, its seconds."""
+    """Draw rows of marks along the run's time; each row has a name, a colour and its seconds."""
     step, left = 26.0, max(text_width(name, 12) for name, _, _ in kinds_of) + 60
     height = TOP + len(kinds_of) * step + 28
     words = ", ".join(f"{name}: {len(times)}" for name, _, times in kinds_of)

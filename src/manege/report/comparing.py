@@ -1,4 +1,4 @@
-"""The report of several runs side by side: what they differ in, and what came of it."""
+"""The report of several runs side by side: how they differ, and what they achieved."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SAME_SEED = re.compile(r"seed-(\d+)\.png")
 
 
 def compare(paths: Sequence[Path]) -> Page:
-    """The page of the runs in these folders, in their order."""
+    """Return the page that compares the runs in these folders, in their order."""
     return page_of([read_run(path) for path in paths])
 
 
 def page_of(runs: Sequence[RunRecord]) -> Page:
-    """The page of runs that were read."""
+    """Return the page that compares runs that were read."""
     names = names_of(runs)
     page = Page(f"{' / '.join(names)} – manege report")
     made = [
@@ -58,7 +58,7 @@ def page_of(runs: Sequence[RunRecord]) -> Page:
 
 
 def names_of(runs: Sequence[RunRecord]) -> list[str]:
-    """A name for each: its folder's, with as many folders before it as tell them apart."""
+    """Name each run by its folder, with as many parent folders as tell the runs apart."""
     parts = [run.path.resolve().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(one[-depth:]) for one in parts]
@@ -155,7 +155,7 @@ def _marks(one: dict[str, Any]) -> str:
 
 
 def _evaluated(runs: Sequence[RunRecord]) -> dict[tuple[str, str, str], dict[int, dict[str, Any]]]:
-    """Scores that can be compared: by name, space and reference, the newest of each run."""
+    """Return the scores that can be compared, by name, space and reference, each run's newest."""
     found: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
     for number, run in enumerate(runs):
         for kept in run.evaluations:
@@ -263,7 +263,7 @@ def _over_rounds(runs: Sequence[RunRecord], names: Sequence[str], measure: str) 
 
 
 def _stability(runs: Sequence[RunRecord], names: Sequence[str], page: Page) -> PageSection | None:
-    """Collapse and cycling: curves over each other where they compare, and a table."""
+    """Show collapse and cycling: curves in one figure where they compare, and a table."""
     rows = stability_rows(runs)
     if not rows:
         return None
@@ -302,7 +302,7 @@ def _settled(one: Settled | None) -> str:
 
 
 def _profile(runs: Sequence[RunRecord], names: Sequence[str]) -> PageSection | None:
-    """Table IV: seconds of each routine, and against the first run."""
+    """Show seconds of each routine, and the speed-up against the first run, as in Table IV."""
     found = [run.history.routines() for run in runs]
     if not any(found):
         return None

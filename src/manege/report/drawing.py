@@ -1,4 +1,4 @@
-"""A drawing: lines, areas, boxes, dots and words, as SVG for a page and as PNG for anywhere else.
+"""A drawing of lines, areas, boxes, dots and words, written as SVG for a page or as PNG.
 
 Colours are roles (`ink`, `c0`, …) that a page may show light or dark, or plain `#rrggbb`. Knows
 no data and no axes.
@@ -48,7 +48,7 @@ DARK = {
     "c7": "#b7a1f0",
 }
 SERIES = ("c0", "c1", "c2", "c3", "c4", "c5", "c7", "c6")
-"""Told apart by people who see few colours; what is drawn in them is labelled all the same."""
+"""Colours that colour-blind people can tell apart; what is drawn in them is labelled as well."""
 
 FAMILY = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
@@ -75,16 +75,16 @@ class _Shape(NamedTuple):
 
 
 class Drawing:
-    """What a figure shows, in units that are pixels at its natural size."""
+    """A figure as a list of shapes, in units that are pixels at its natural size."""
 
     def __init__(self, width: float, height: float, title: str, told: str) -> None:
-        """Nothing is on it yet.
+        """Begin with an empty drawing.
 
         Args:
             width: in pixels.
             height: in pixels.
-            title: what it is called.
-            told: what it shows, in words, for those who do not see it.
+            title: the name of the figure.
+            told: what the figure shows, in words, for those who do not see it.
         """
         self.width, self.height = width, height
         self.title, self.told = title, told
@@ -99,13 +99,13 @@ class Drawing:
         opacity: float = 1.0,
         dash: bool = False,
     ) -> None:
-        """A line through the points."""
+        """Draw a line through the points."""
         shape = _Shape("line", tuple(points), None, colour, width, opacity, dash)
         if len(shape.points) > 1:
             self._shapes.append(shape)
 
     def area(self, points: Iterable[Point], colour: str, opacity: float = 1.0) -> None:
-        """What the points go round."""
+        """Fill the polygon whose corners are the points."""
         self._shapes.append(_Shape("area", tuple(points), colour, None, 0.0, opacity))
 
     def box(
@@ -120,7 +120,7 @@ class Drawing:
         radius: float = 0.0,
         told: str = "",
     ) -> None:
-        """A rectangle."""
+        """Draw a rectangle."""
         corners = ((left, top), (left + width, top + height))
         self._shapes.append(_Shape("box", corners, colour, stroke, radius=radius, told=told))
 
@@ -133,7 +133,7 @@ class Drawing:
         stroke: str | None = None,
         told: str = "",
     ) -> None:
-        """A circle."""
+        """Draw a circle."""
         self._shapes.append(_Shape("dot", (at,), colour, stroke, 1.6, radius=radius, told=told))
 
     def text(
@@ -146,13 +146,13 @@ class Drawing:
         bold: bool = False,
         anchor: str = "start",
     ) -> None:
-        """Words on a base line; anchor is start, middle or end."""
+        """Write words on a base line; anchor is start, middle or end."""
         self._shapes.append(
             _Shape("text", (at,), colour, text=text, size=size, bold=bold, anchor=anchor)
         )
 
     def svg(self, name: str, *, alone: bool = False) -> str:
-        """As SVG: inside a page, whose colours it takes, or with its own."""
+        """Return SVG that takes the colours of its page, or has its own if it stands alone."""
         wide, high = _short(self.width), _short(self.height)
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" role="img" '
@@ -170,7 +170,7 @@ class Drawing:
         return head + "".join(map(_svg, self._shapes)) + "</svg>"
 
     def png(self) -> bytes:
-        """As PNG, light, enlarged."""
+        """Return an enlarged PNG in the light colours."""
         buffer = io.BytesIO()
         self._image().save(buffer, format="PNG", compress_level=4)
         return buffer.getvalue()
@@ -186,7 +186,7 @@ class Drawing:
 
 
 def png_of(drawings: Sequence[Drawing]) -> bytes:
-    """One below the other as a PNG, light, enlarged."""
+    """Return an enlarged PNG of the drawings, one below the other, in the light colours."""
     images = [drawing._image() for drawing in drawings]
     size = max(image.width for image in images), sum(image.height for image in images)
     sheet = Image.new("RGB", size, LIGHT["paper"])
@@ -200,18 +200,18 @@ def png_of(drawings: Sequence[Drawing]) -> bytes:
 
 
 def escape(text: object) -> str:
-    """Text that is no markup; control characters are shown, not meant."""
+    """Escape text for HTML; control characters become replacement characters."""
     return html.escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text)))
 
 
 def variables(palette: dict[str, str]) -> str:
-    """CSS that gives the roles their colours."""
+    """Return the CSS that gives the roles their colours."""
     return "".join(f"--{role}:{colour};" for role, colour in palette.items())
 
 
 @functools.lru_cache(maxsize=20_000)
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
-    """About how wide words will be."""
+    """Return about how wide words will be."""
     return float(_font(100, bold).getlength(text)) * size / 100
 
 
@@ -308,7 +308,7 @@ def _paint(draw: ImageDraw.ImageDraw, shape: _Shape, fine: float) -> None:
 
 
 def _dashes(points: Sequence[Point], on: float, off: float) -> list[list[Point]]:
-    """A line cut into pieces."""
+    """Cut a line into dashes."""
     pieces: list[list[Point]] = []
     left, drawing = on, True
     for (x, y), (u, v) in pairwise(points):
@@ -328,6 +328,6 @@ def _dashes(points: Sequence[Point], on: float, off: float) -> list[list[Point]]
 
 @functools.cache
 def _font(size: int, bold: bool) -> ImageFont.FreeTypeFont:  # noqa: FBT001
-    """DejaVu, which knows every sign we use."""
+    """Return the font DejaVu, which has every sign we use."""
     file = Path(__file__).parent / "fonts" / f"DejaVuSans{'-Bold' if bold else ''}.ttf"
     return ImageFont.truetype(str(file), size)

@@ -1,4 +1,4 @@
-"""events.jsonl as a reader of pictures wants it: every sound line, and a count of the others.
+"""Read events.jsonl for a report: every sound line, and a count of the others.
 
 The strict reader is `manege.rundir`'s; this one never fails over what a line holds, so that a run
 that was damaged, or is being written, can be looked at all the same.
@@ -17,7 +17,7 @@ _CHUNK = 1 << 22
 
 
 class Tail:
-    """The lines of a file that grows, a part at a time."""
+    """Reads the lines of a growing file, each time only the new ones."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -29,7 +29,7 @@ class Tail:
         self.lines = 0
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The events since the last reading; none when there is no file."""
+        """Yield the events since the last reading; none when there is no file."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a run's events add up to: a history of each cell, of faults, and of the run.
+"""Sum up a run's events as a history of each cell, of faults, and of the run.
 
 Made by seeing events one after the other, so that a screen can follow a run that goes on. Of a
 (cell, round) that was trained twice the later line counts. No file is opened here.
@@ -27,10 +27,10 @@ INDEX_NOTES = {
     "cycling": "how far it went and came back, over the variance of real features",
 }
 INDICES = tuple(INDEX_NOTES)
-"""Of `indices` in a round's line, where a run writes them."""
+"""Names under `indices` in a round's line, where a run writes them."""
 
 _LATEST = 1e11
-"""Seconds since 1970 that a calendar still knows."""
+"""The latest time that counts as one, in seconds since 1970: calendars go no further."""
 
 MEASURES = {
     "score": "score",
@@ -54,26 +54,25 @@ class History:
         self.budget_s: float | None = None
         self.events = 0
         self.unread = 0
-        """Events whose fields were not what they should be."""
+        """The number of events whose fields were not what they should be."""
         self.started_at: float | None = None
         self.last_t: float | None = None
         self.starts: list[float] = []
-        """When the run was started, and started again."""
+        """Times at which the run was started, and started again."""
         self.ended: str | None = None
-        """stopped or finished, when that was the last word."""
+        """How the run ended: stopped, finished or failed; None while it has not."""
         self.metric: str | None = None
         self.space: str | None = None
         self.index_space: str | None = None
-        self.blind: dict[str, str] = {}
-        """The feature space of the scores where it does not see these data, and how that was
-        found."""
         """The feature network of collapse and cycling."""
+        self.blind: dict[str, str] = {}
+        """Feature spaces of the scores that do not see these data, and how that was found."""
         self.index_samples: set[int] = set()
-        """Pictures they were told from, of any round."""
+        """How many pictures collapse and cycling were measured on, in any round."""
         self.index_compared: set[int] = set()
-        """Those of them that collapse was told by: as many as are held out."""
+        """How many of those collapse was measured on: as many as are held out."""
         self.index_references: set[int] = set()
-        """Training pictures that were to be covered."""
+        """How many training pictures were to be covered."""
         self.faults: list[Fault] = []
         self.commits = 0
         self.commit_bytes = 0
@@ -82,7 +81,7 @@ class History:
         self.mixture: dict[str, Any] | None = None
         self.model: list[str] | None = None
         self.done = 0
-        """Rounds of all cells."""
+        """Rounds done by all cells together."""
         self.phases_s: dict[str, float] = {}
         """Seconds of all cells' rounds, by phase."""
 
@@ -92,7 +91,7 @@ class History:
         return self.method == "cellular"
 
     def see_all(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """See them in their order."""
+        """See events in their order."""
         for event in events:
             self.see(event)
 
@@ -266,7 +265,7 @@ class History:
         return "generator"
 
     def measure_name(self, mixture_metric: str) -> str:
-        """What cells are judged by, in words."""
+        """Return the name of what cells are judged by, marked where it is blind."""
         mark = " (blind)" if self.blind else ""
         if self.measure == "score":
             return f"{self.metric}{mark}"
@@ -275,7 +274,7 @@ class History:
         return MEASURES[self.measure]
 
     def routines(self) -> dict[str, float]:
-        """Seconds of the paper's routines and of what else takes time, from all cells' rounds."""
+        """Return seconds of the paper's routines and of what else takes time, over all cells."""
         phases = dict(self.phases_s)
         overall = phases.pop("overall", None)
         found: dict[str, float] = {}
@@ -291,7 +290,7 @@ class History:
         return found if any(found.values()) else {}
 
     def series(self, cell: CellRecord, measure: str) -> list[tuple[int, float]]:
-        """The cell's values of a measure, by rounds."""
+        """Return the cell's values of a measure, with their rounds."""
         if measure == "score":
             return [
                 (one.round_, min(estimate.value for estimate in one.scores.values()))
@@ -305,9 +304,9 @@ class History:
         ]
 
     def settled(self, cell: CellRecord, index: str) -> float | None:
-        """The mean of an index over the last half of a cell's rounds, where it was measured.
+        """Return the mean of an index over the last half of a cell's rounds.
 
-        None where it was not, and where some of them are forgotten.
+        None where it was not measured, and where some of these rounds are forgotten.
         """
         if 2 * cell.forgotten > cell.last:
             return None
@@ -315,7 +314,7 @@ class History:
         return sum(late) / len(late) if late else None
 
     def stability(self, index: str) -> Settled | None:
-        """What an index came to over all cells; None when it was never measured."""
+        """Return an index over all cells; None when it was never measured."""
         found = {
             key: value
             for key, cell in self.cells.items()
@@ -328,7 +327,7 @@ class History:
         return Settled(sum(values) / len(found), min(values), found[worst], worst, len(found))
 
     def latest(self, cell: CellRecord, measure: str) -> float | None:
-        """The cell's last value of a measure."""
+        """Return the cell's last value of a measure; None when it has none."""
         if measure == "score":
             for one in reversed(cell.scored.values()):
                 if one.scores:
@@ -340,7 +339,7 @@ class History:
         return None
 
     def best_cell(self, measure: str) -> tuple[CellRecord, float, int | None] | None:
-        """The cell that is best by a measure, its value, and when it was reached."""
+        """Return the cell that is best by a measure, its value, and the round that reached it."""
         found: list[tuple[float, CellRecord, int | None]] = []
         for cell in self.cells.values():
             if measure == "score" and cell.best is not None:
@@ -353,7 +352,7 @@ class History:
         return cell, value, round_
 
     def shape(self) -> tuple[int, int] | None:
-        """Rows and columns of its grid, from the cells' names; None when they are no grid's."""
+        """Return the grid's rows and columns, from its cells' names; None if they are no grid's."""
         if not self.on_grid or not self.cells:
             return None
         places = [place_of(key) for key in self.cells]
@@ -366,7 +365,7 @@ class History:
         return (rows, columns) if rows * columns <= 2 * len(sound) + 16 else None
 
     def lineage(self, cell: str) -> list[tuple[str, int]]:
-        """Where and when a cell's generator and its forebears were born, the newest first."""
+        """Return where and when a cell's generator and its ancestors were born, newest first."""
         here = self._birth(cell, self.cells[cell].last)
         line = [here]
         while here[1] > 0:
@@ -380,7 +379,7 @@ class History:
         return line
 
     def _birth(self, cell: str, until: int) -> tuple[str, int]:
-        """When the generator that a cell had after a round was born there."""
+        """Return where and when the generator that a cell had after a round was born."""
         for row in reversed(self.cells[cell].ordered()):
             if row.round_ > until or row.offspring is None:
                 continue
@@ -392,7 +391,7 @@ class History:
 
 
 def place_of(key: str) -> tuple[int, int] | None:
-    """Row and column of a grid's cell, by its name."""
+    """Return row and column of a grid's cell, by its name; None when it is no grid's."""
     row, dash, column = key.partition("-")
     return (int(row), int(column)) if dash and row.isdecimal() and column.isdecimal() else None
 

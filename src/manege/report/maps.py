@@ -1,6 +1,6 @@
-"""Figures of a grid, its cells in their places: heat maps and maps of kinds.
+"""Figures of a grid with each cell in its place: heat maps and maps of kinds.
 
-Numbers in, a `Drawing` out; no file and no run directory is known here.
+These functions take numbers and return a `Drawing`; they open no file and no run directory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def heat(
     width: float = HALF,
     lower_is_better: bool = True,
 ) -> Drawing:
-    """A grid's cells in their places, brighter where better; the marked one has a frame."""
+    """Draw a grid's cells in their places, brighter where better; the marked one has a frame."""
     rows, columns = shape
     side, left, top = _cell_side(shape, width)
     low, high = min(values.values()), max(values.values())
@@ -123,7 +123,7 @@ def kinds(
     *,
     width: float = HALF,
 ) -> Drawing:
-    """A grid's cells in their places, each in the colour and with the letter of its kind."""
+    """Draw a grid's cells in their places, each in the colour and with the letter of its kind."""
     rows, _ = shape
     side, left, top = _cell_side(shape, width)
     names = sorted(set(values.values()))
@@ -158,7 +158,7 @@ def kinds(
 def _legend(
     texts: Sequence[str], left: float, top: float, width: float
 ) -> list[tuple[float, float]]:
-    """Where the entries of a legend begin, in as many rows as they need."""
+    """Return where the entries of a legend begin, in as many rows as they need."""
     places, x, y = [], left, top
     for text in texts:
         wide = text_width(text, 12) + 34
@@ -170,7 +170,7 @@ def _legend(
 
 
 def shade(part: float) -> str:
-    """From dark blue (0) to bright yellow (1); grey to those who see no colours, in that order."""
+    """Return a colour from dark blue (0) to bright yellow (1), whose lightness rises as well."""
     place = min(max(part, 0.0), 1.0) * (len(_VIRIDIS) - 1)
     index = min(int(place), len(_VIRIDIS) - 2)
     share = place - index
@@ -179,6 +179,6 @@ def shade(part: float) -> str:
 
 
 def _on(colour: str) -> str:
-    """Black or white, whichever can be read on it."""
+    """Return black or white, whichever can be read on the colour."""
     red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "#14181f"

@@ -1,4 +1,4 @@
-"""The page: HTML that needs nothing but itself. Knows sections and figures, not runs."""
+"""A report's page: HTML that needs no other file. It knows sections and figures, not runs."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ class PageSection:
     """A part of the page with a heading."""
 
     name: str
-    """In links."""
+    """The section's name in links."""
     title: str
     parts: list[str] = field(default_factory=list)
 
     def add(self, *parts: str) -> None:
-        """HTML at its end."""
+        """Append HTML."""
         self.parts += parts
 
 
 @dataclass
 class Page:
-    """What is to be on it."""
+    """A report's content, with its figures and the room that its pictures take."""
 
     title: str
     head: list[str] = field(default_factory=list)
     sections: list[PageSection] = field(default_factory=list)
     figures: dict[str, Drawing] = field(default_factory=dict)
-    """By name; each is also a file of its own."""
+    """Figures by name; each is also a file of its own."""
     picture_bytes: int = 0
-    """Spent on pictures so far."""
+    """Bytes spent on pictures so far."""
 
     def figure(self, name: str, drawing: Drawing, caption: str = "", *, wide: bool = False) -> str:
-        """A drawing with a caption, as HTML."""
+        """Keep a drawing as a figure and return it, with its caption, as HTML."""
         self.figures[name] = drawing
         below = f"<figcaption>{caption}</figcaption>" if caption else ""
         kind = "figure wide" if wide else "figure"
@@ -50,7 +50,7 @@ class Page:
         )
 
     def picture(self, picture: Picture, alt: str, width: float, *, kind: str = "") -> str:
-        """A picture of pixels, shown that wide."""
+        """Return a picture of pixels as HTML, shown that wide; words when there is no room left."""
         data = data_uri(picture)
         if self.picture_bytes + len(data) > _PICTURE_BYTES:
             return f'<span class="muted">({escape(alt)}: left out to keep the file small)</span>'
@@ -62,11 +62,11 @@ class Page:
 
     @property
     def room(self) -> float:
-        """The part of what pictures may take that is left."""
+        """The part of the bytes meant for pictures that is left."""
         return 1 - self.picture_bytes / _PICTURE_BYTES
 
     def html(self) -> str:
-        """The file."""
+        """Return the whole file."""
         links = "".join(
             f'<li><a href="#{one.name}">{escape(one.title)}</a></li>' for one in self.sections
         )
@@ -92,14 +92,14 @@ class Page:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """Words; HTML in them is HTML."""
+    """Return a paragraph; HTML in the text stays HTML."""
     return f'<p class="{kind}">{text}</p>' if kind else f"<p>{text}</p>"
 
 
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, numbers: Sequence[int] = ()
 ) -> str:
-    """A table of HTML cells; the columns in `numbers` are set to the right."""
+    """Return a table of HTML cells; the columns in `numbers` are aligned to the right."""
     right = set(numbers)
 
     def cell(column: int, text: str, tag: str) -> str:
@@ -124,12 +124,12 @@ def table(
 
 
 def details(summary: str, inside: str) -> str:
-    """What is folded until asked for; a printer unfolds it."""
+    """Return HTML that is folded until a reader opens it; a printer unfolds it."""
     return f"<details><summary>{summary}</summary>{inside}</details>"
 
 
 def code(text: str) -> str:
-    """A block to be copied."""
+    """Return a block of text to be copied."""
     return f'<pre tabindex="0"><code>{escape(text)}</code></pre>'
 
 

@@ -1,4 +1,4 @@
-"""What is known of a round, a score, a fault and a cell, and how it is read from a line of events.
+"""Records of a round, a score, a fault and a cell, and how they are read from a line of events.
 
 Lines may hold anything: what should be a number and is none becomes None.
 """
@@ -22,24 +22,24 @@ class Offspring(NamedTuple):
     rate: float | None
     objective: str | None
     born: int | None
-    """The round in which the best of the cell's was, after this one."""
+    """The round in which the cell's best one after this round was born."""
 
 
 class Round(NamedTuple):
-    """One line of a cell's history."""
+    """One round of a cell, from its line in events.jsonl."""
 
     round_: int
     t: float
     generator: float | None
-    """Mean losses."""
+    """Mean loss of the generator over the round; the discriminator's follows."""
     discriminator: float | None
     spread: float | None
     images_per_s: float | None
     seconds: float
-    """Of all its phases."""
+    """Seconds of all its phases."""
     diversity: float | None = None
     offspring: tuple[Offspring, Offspring] | None = None
-    """Generator and discriminator, on a grid."""
+    """Offspring of the generator and of the discriminator, on a grid."""
     weights: dict[str, float] | None = None
     mixture: float | None = None
     """The score of the cell's mixture."""
@@ -53,7 +53,7 @@ class Settled(NamedTuple):
     low: float
     high: float
     worst: str
-    """The cell that has the most."""
+    """The cell with the highest value."""
     cells: int
 
 
@@ -66,7 +66,7 @@ class ShownEstimate(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What a generator was found to be worth."""
+    """The scores of a generator after a round."""
 
     round_: int
     t: float
@@ -74,11 +74,11 @@ class Scored(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Something that went wrong, or that a run recovered by."""
+    """Something that went wrong in a run, or a step of its recovery."""
 
     t: float
     kind: str
-    """rollback, trainer_died, cell_failed, warning, stopped or resumed."""
+    """The kind: rollback, trainer_died, cell_failed, warning, stopped or resumed."""
     cell: str | None
     round_: int | None
     text: str
@@ -86,31 +86,31 @@ class Fault(NamedTuple):
 
 @dataclass
 class CellRecord:
-    """All that is known of one."""
+    """All that is known of one cell."""
 
     key: str
     state: str = "waiting"
-    """waiting, running, finished, failed or stopped."""
+    """The state: waiting, running, finished, failed or stopped."""
     rounds: dict[int, Round] = field(default_factory=dict)
     scored: dict[int, Scored] = field(default_factory=dict)
     best: dict[str, Any] | None = None
-    """As the last score's line told it."""
+    """The best score so far, as the last score's line gave it."""
     sheets: dict[int, str] = field(default_factory=dict)
-    """Files by rounds."""
+    """Files of sample sheets, by round."""
     spent_s: float | None = None
     reason: str | None = None
     """Why it failed, or what ended it."""
     rolled_back: int = 0
-    """The round it last began again."""
+    """The round it last began again; 0 for none."""
     last: int = 0
-    """Rounds done."""
+    """The number of rounds it has done."""
     offspring: int = 0
-    """Rounds in which its centre was replaced."""
+    """The number of rounds in which its centre was replaced."""
     forgotten: int = 0
     """Rounds up to this one may no longer be remembered."""
 
     def forget(self, keep: int) -> None:
-        """Remember so many rounds, scores and sheets, the last ones."""
+        """Forget all but the last `keep` rounds, scores and sheets."""
         while len(self.rounds) > keep:
             oldest = next(iter(self.rounds))
             del self.rounds[oldest]
@@ -120,7 +120,7 @@ class CellRecord:
                 del known[next(iter(known))]
 
     def ordered(self) -> list[Round]:
-        """Its rounds from the first on."""
+        """Return its rounds from the first on."""
         found = list(self.rounds.values())
         if any(a.round_ > b.round_ for a, b in pairwise(found)):
             found.sort(key=lambda one: one.round_)
@@ -128,7 +128,7 @@ class CellRecord:
 
 
 def number(value: Any) -> float | None:
-    """The value, if it is a finite number."""
+    """Return the value if it is a finite number, else None."""
     if type(value) is float:  # As nearly always, in files of a hundred thousand lines.
         return value if -math.inf < value < math.inf else None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -137,13 +137,13 @@ def number(value: Any) -> float | None:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Those of the values that are numbers."""
+    """Return the values that are finite numbers."""
     found = {str(name): number(value) for name, value in values.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def estimate_of(one: Mapping[str, Any] | None) -> ShownEstimate | None:
-    """A score as its line tells it, if it has a value."""
+    """Read a score from its line; return None if it has no value."""
     value = None if one is None else number(one["value"])
     if one is None or value is None:
         return None
@@ -151,7 +151,7 @@ def estimate_of(one: Mapping[str, Any] | None) -> ShownEstimate | None:
 
 
 def offspring_of(one: Mapping[str, Any]) -> Offspring:
-    """A grid's offspring as its line tells it."""
+    """Read a grid's offspring from its line."""
     parent = one.get("parent")
     return Offspring(
         number(one.get("fitness")),

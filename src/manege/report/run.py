@@ -1,4 +1,4 @@
-"""A run directory as a report reads it: whatever is there, and a note for whatever is not.
+"""Read a run directory for a report: whatever is there, and a note for whatever is not.
 
 Only what is no run at all is refused. Nothing is written here, and nothing needs torch.
 """
@@ -21,7 +21,7 @@ from manege.rundir import STATES, check_run, is_held
 from manege.yamltext import parse_yaml
 
 LIVE = "live.json"
-"""What goes on this second, written by the process that runs the run."""
+"""The file in which the process that runs the run writes what goes on this second."""
 
 _FRESH_S = 30.0
 """A live file or an event this young shows a run that goes on, also on another machine."""
@@ -38,7 +38,7 @@ class Kept:
     left_out: dict[str, str]
     made_at: float
     nearest: Path | None
-    """The sheet of pictures nearest to training ones."""
+    """The sheet of generated pictures with the training pictures nearest to them."""
     blind: list[str] = field(default_factory=list)
     """A line for each feature space that does not see the data."""
 
@@ -60,7 +60,7 @@ class VerdictRecord:
     tree: dict[str, Any]
     made_at: float
     nearest: Path | None
-    """The sheet of pictures nearest to training ones."""
+    """The sheet of generated pictures with the training pictures nearest to them."""
 
 
 AnyKept = TypeVar("AnyKept", Kept, VerdictRecord)
@@ -68,7 +68,7 @@ AnyKept = TypeVar("AnyKept", Kept, VerdictRecord)
 
 @dataclass
 class RunRecord:
-    """All that a report is drawn from."""
+    """A run directory that was read, and all that a report is drawn from."""
 
     path: Path
     history: History
@@ -79,20 +79,20 @@ class RunRecord:
     data: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     evaluations: list[Kept] = field(default_factory=list)
-    """The newest first."""
+    """Evaluations, the newest first."""
     trials: list[VerdictRecord] = field(default_factory=list)
-    """The newest first."""
+    """Verdicts, the newest first."""
     notes: list[str] = field(default_factory=list)
-    """What is missing or damaged."""
+    """Lines that say what is missing or damaged."""
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """The name of the run's folder."""
         return self.path.resolve().name
 
     @property
     def state(self) -> str:
-        """running, stopped, interrupted, finished, failed, or new."""
+        """The state: running, stopped, interrupted, finished, failed, new or unknown."""
         stored = str(self.status.get("state"))
         if stored not in STATES:
             return "unknown"
@@ -101,7 +101,7 @@ class RunRecord:
         return "running" if self.going_on() else "interrupted"
 
     def going_on(self) -> bool:
-        """Whether somebody runs it: by its lock, or by signs of life from another machine."""
+        """Return whether a process runs it, by its lock or by recent writes of another machine."""
         try:
             if is_held(self.path / "lock"):
                 return True
@@ -111,7 +111,7 @@ class RunRecord:
 
     @property
     def classes(self) -> dict[str, dict[str, Any]]:
-        """What data.json tells of the data's classes."""
+        """What data.json says of the data's classes, by label."""
         found = self.data.get("classes")
         if not isinstance(found, dict):
             return {}
@@ -119,12 +119,12 @@ class RunRecord:
 
     @property
     def labels(self) -> list[str]:
-        """The data's classes."""
+        """The labels of the data's classes."""
         return list(self.classes)
 
     @property
     def size(self) -> int | None:
-        """The side of its pictures."""
+        """The side of its pictures in pixels."""
         size = self.data.get("size")
         return size if isinstance(size, int) and size > 0 else None
 
@@ -135,7 +135,7 @@ class RunRecord:
 
 
 def read_run(path: Path) -> RunRecord:
-    """The run in that folder; CheckpointError when it is none."""
+    """Read the run in that folder; raise CheckpointError when it is none."""
     check_run(path)
     run = RunRecord(path, History())
     tail = Tail(path / "events.jsonl")
@@ -190,12 +190,12 @@ def _note_events(run: RunRecord, tail: Tail) -> None:
 
 
 def mixture_metric(config: Mapping[str, Any]) -> str:
-    """The metric by which a grid weighs its mixtures."""
+    """Return the name of the metric by which a grid weighs its mixtures."""
     return str(part_of(part_of(config, "cellular"), "mixture").get("metric", "score"))
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    """Dotted keys in which configurations differ, with the value that each has there."""
+    """Return the dotted keys in which configurations differ, with each configuration's value."""
     trees = [_flat(config) for config in configs]
     keys = dict.fromkeys(key for tree in trees for key in tree)
     rows = {key: tuple(tree.get(key) for tree in trees) for key in keys}
@@ -203,11 +203,11 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ..
 
 
 class StabilityProtocol(NamedTuple):
-    """What a run's collapse or cycling was told by; where it is the same, values compare.
+    """How a run measured collapse or cycling; where it is the same, values compare.
 
     Collapse is that of a generator as it stands: how far it looks back and how long a round is
-    does not matter to it, and every how many rounds it is told only decides which of the last half
-    are averaged. Cycling is about the way between rounds, so it depends on all three.
+    does not matter to it, and every how many rounds it is measured only decides which of the last
+    half are averaged. Cycling is about the way between rounds, so it depends on all three.
     """
 
     space: str
@@ -215,19 +215,20 @@ class StabilityProtocol(NamedTuple):
     within: str
     """`each class` or `all classes`: a cell is measured against the pictures it is to make."""
     data: str
-    """Digest of what data.json tells of those pictures: their own digests, training and held out.
+    """Digest of what data.json says of those pictures: their own digests, training and held out.
     A run that wrote none of what it held out is not known to have had the same."""
     compared: tuple[int, ...] = ()
-    """Of collapse alone: generated and held-out pictures, and the training ones to be covered."""
+    """For collapse alone: how many generated and held-out pictures were compared; `references`
+    counts the training pictures to be covered."""
     references: tuple[int, ...] = ()
     length: str = ""
-    """Of cycling alone: how much a round trains on, how often it is told, how far it looks back.
-    The last two as the configuration says now: it may have been edited before a resume."""
+    """For cycling alone: how much a round trains on, how often it is measured, how far that looks
+    back. The last two as the configuration says now: it may have been edited before a resume."""
     every_rounds: str = ""
     window: str = ""
 
     def parts(self) -> tuple[str, ...]:
-        """All but the space in words; empty where a part does not matter."""
+        """Return all parts but the space in words; empty where a part does not matter."""
         return (
             f"{spanned(self.samples)} pictures a round",
             f"within {self.within}",
@@ -241,13 +242,13 @@ class StabilityProtocol(NamedTuple):
 
 
 def spanned(counts: Collection[int]) -> str:
-    """The least and the most of some counts, in words."""
+    """Format the least and the most of some counts."""
     few, many = min(counts), max(counts)
     return str(few) if few == many else f"{few} to {many}"
 
 
 def measured_by(run: RunRecord, index: str) -> StabilityProtocol | None:
-    """What one of the run's `INDICES` was told by; None when it has told none."""
+    """Return how the run measured one of `INDICES`; None when it did not."""
     history = run.history
     if history.index_space is None or not history.index_samples:
         return None
@@ -271,7 +272,7 @@ def measured_by(run: RunRecord, index: str) -> StabilityProtocol | None:
 
 
 def _length(config: Mapping[str, Any]) -> str:
-    """How much a round trains on.
+    """Return how much a round trains on, in words.
 
     A pass over a cell's pictures is one, whatever the batches and however many pictures each class
     has: the data are compared beside it. These settings cannot change on resume.
@@ -285,13 +286,13 @@ def _length(config: Mapping[str, Any]) -> str:
 
 
 def part_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a section of a configuration; an empty one where there is something else."""
+    """Return a section of a configuration; an empty one where it is no mapping."""
     found = config.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
 def stability_rows(runs: Sequence[RunRecord]) -> dict[str, tuple[Settled | None, ...]]:
-    """Each run's indices over the last half of its rounds; in one row those that compare."""
+    """Return each run's indices over the last half of its rounds; those in one row compare."""
     rows: dict[str, tuple[Settled | None, ...]] = {}
     for index in INDICES:
         by = [measured_by(run, index) for run in runs]
@@ -311,7 +312,7 @@ def stability_rows(runs: Sequence[RunRecord]) -> dict[str, tuple[Settled | None,
 def _row_name(
     index: str, kind: StabilityProtocol, alike: Collection[str], taken: Collection[str]
 ) -> str:
-    """The index, its space, and what sets it apart; how few were compared is told always."""
+    """Name a row by its index, its space, and the parts in which it differs from other rows."""
     fewer = bool(kind.compared) and kind.compared != kind.samples
     own = [
         part
@@ -368,7 +369,7 @@ def _tree(value: Any) -> dict[str, Any]:
 def _whole(
     run: RunRecord, file: Path, read: Callable[[Path, dict[str, Any]], AnyKept]
 ) -> AnyKept | None:
-    """What a file that the run has kept holds; None, and a note, when it is damaged."""
+    """Return the contents of a file that the run has kept; None, and a note, when it is damaged."""
     try:
         return read(file, _tree(json.loads(file.read_text(encoding="utf-8"))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -400,7 +401,7 @@ def _if_there(file: Path) -> Path | None:
 
 
 def check_trial(tree: Mapping[str, Any]) -> None:
-    """Nothing; an error when a verdict's file lacks what is shown of it."""
+    """Raise an error if a verdict's file lacks anything that a report shows of it."""
     for key in ("outcome", "sentence"):
         str(tree[key])
     protocol, comparison = tree["protocol"], tree["comparison"]

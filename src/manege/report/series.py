@@ -11,7 +11,7 @@ import numpy.typing as npt
 from manege.report.history import History
 
 MOST_POINTS = 240
-"""Along a curve: more than there are pixels between two of them serve nobody."""
+"""The most points of a curve: nobody sees more, as they would be less than pixels apart."""
 
 Floats = npt.NDArray[np.float64]
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -23,18 +23,18 @@ class Quantiles:
 
     rounds: Floats
     levels_QR: Floats
-    """A row for each of `QUANTILES`."""
+    """One row for each of `QUANTILES`."""
     cells: int
 
     @property
     def median(self) -> Floats:
-        """The middle one."""
+        """The median over the cells."""
         middle: Floats = self.levels_QR[2]
         return middle
 
 
 def quantiles(history: History, measure: str) -> Quantiles | None:
-    """The measure over all cells; None when nobody has it."""
+    """Return the measure's quantiles over all cells; None when no cell has it."""
     found = [one for cell in history.cells.values() if (one := history.series(cell, measure))]
     if not found:
         return None
@@ -58,7 +58,7 @@ def quantiles(history: History, measure: str) -> Quantiles | None:
 def thinned(
     pairs: Sequence[tuple[int, float]], most: int = MOST_POINTS
 ) -> list[tuple[float, float]]:
-    """A curve of at most so many points, each the mean of its stretch."""
+    """Return a curve of at most `most` points, each the mean of its stretch."""
     if len(pairs) <= most:
         return [(float(x), y) for x, y in pairs]
     table = np.array(pairs, dtype=np.float64)

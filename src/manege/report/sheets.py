@@ -1,4 +1,4 @@
-"""Pictures out of sample sheets: cut apart, laid out anew, and as data for a page.
+"""Read sample sheets: cut them into pictures, lay these out anew, and encode them for a page.
 
 A sheet is what `manege.pictures.grid` made: pictures in rows with a gap of one pixel, enlarged.
 """
@@ -18,11 +18,11 @@ from manege.pictures import Picture, grid, viewing_scale
 
 _GAP = 1
 _LARGEST = 96
-"""The side of pictures in a report: no more of them is seen."""
+"""The largest side of a picture in a report: readers see no more detail."""
 
 
 def load(path: Path) -> Picture | None:
-    """The picture in a PNG file, H x W x C; None when there is none that can be read."""
+    """Return the picture in a PNG file, H x W x C; None when there is none that can be read."""
     try:
         with Image.open(path, formats=["PNG"]) as image:
             pixels = np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
@@ -32,7 +32,7 @@ def load(path: Path) -> Picture | None:
 
 
 def tiles(sheet: Picture, side: int) -> Picture | None:
-    """The pictures of a sheet, N x S x S x C, row by row; None when it is no sheet of that side."""
+    """Return a sheet's pictures, N x S x S x C, row by row; None if it has none of that side."""
     scale = viewing_scale(side)
     small = sheet[::scale, ::scale]
     if sheet.shape[0] % scale or sheet.shape[1] % scale:
@@ -48,7 +48,7 @@ def tiles(sheet: Picture, side: int) -> Picture | None:
 
 
 def strip(pictures: Picture, columns: int) -> Picture:
-    """Pictures in rows again; not enlarged, which a page does better, and large ones made small."""
+    """Lay pictures out in rows, large ones made small; none is enlarged: a page does it better."""
     factor = math.ceil(pictures.shape[1] / _LARGEST)
     if factor > 1:
         side = pictures.shape[1] // factor
@@ -59,7 +59,7 @@ def strip(pictures: Picture, columns: int) -> Picture:
 
 
 def data_uri(picture: Picture) -> str:
-    """The picture as a data URI: grey ones as PNG, colour ones as WebP, a fifth of the size."""
+    """Return a data URI: grey pictures as PNG, colour ones as WebP, a fifth of the size."""
     grey = picture.shape[2] == 1
     image = Image.fromarray(picture[:, :, 0] if grey else picture)
     buffer = io.BytesIO()
@@ -73,7 +73,7 @@ def data_uri(picture: Picture) -> str:
 
 
 def spread_over(items: Sequence[int], count: int) -> list[int]:
-    """At most `count` of the items, the first and the last among them, evenly between."""
+    """Return at most `count` of the items, evenly spread, the first and the last among them."""
     if len(items) <= count:
         return list(items)
     places = sorted({round(i * (len(items) - 1) / (count - 1)) for i in range(count)})

@@ -10,12 +10,12 @@ from manege.report.run import RunRecord, read_run
 
 
 def report(path: Path) -> Page:
-    """The page of the run in that folder."""
+    """Return the page of the run in that folder."""
     return page_of(read_run(path))
 
 
 def page_of(run: RunRecord) -> Page:
-    """The page of a run that was read."""
+    """Return the page of a run that was read."""
     page = Page(f"{run.name} – manege report")
     made = [
         sections.scores(run, page),

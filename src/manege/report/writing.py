@@ -1,4 +1,4 @@
-"""A page's files: the report itself, and every figure as SVG and PNG beside it."""
+"""Write a page's files: the report itself, and every figure as SVG and PNG beside it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OURS = b"manege report"
 
 
 class Written(NamedTuple):
-    """What lies where."""
+    """The files that were written."""
 
     report: Path
     bytes: int
@@ -21,7 +21,7 @@ class Written(NamedTuple):
 
 
 def check_free(out: Path, *, force: bool) -> None:
-    """Nothing; ConfigError when somebody else's file would be written over."""
+    """Raise ConfigError if `out` cannot be a report, or would overwrite somebody else's file."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"{field('out')} {out}: expected a name that ends in .html")
     with blaming(out):
@@ -39,7 +39,7 @@ def check_free(out: Path, *, force: bool) -> None:
 
 
 def write(page: Page, out: Path) -> Written:
-    """The report in that file, its figures in plots/ beside it."""
+    """Write the report to that file, and its figures to plots/ beside it."""
     folder = below(out.parent, "plots")
     with blaming(folder):
         make_folder(folder)

@@ -1,4 +1,4 @@
-"""`manege watch`: the same page for a run that another process, or another machine, carries out.
+"""`manege watch`: show the same page for a run of another process, or of another machine.
 
 Reads the run directory and nothing else; opening and closing it leaves no trace.
 """
@@ -24,12 +24,12 @@ from manege.view.terminal import Keys, Suspending, TerminalScreen
 EVERY_S = 1.0
 KEYS = "q close (the run goes on)"
 _NEW_S = 60.0
-"""A run that was made less long ago may be about to begin."""
+"""The age up to which a new run may still be about to begin."""
 _STALE_S = 15.0
 
 
 class Followed:
-    """A run directory that is looked at again and again; only what is new is read."""
+    """A run directory that is read again and again, each time only what is new."""
 
     def __init__(self, path: Path) -> None:
         check_run(path)
@@ -40,7 +40,7 @@ class Followed:
         self._run = RunRecord(path, self.looked.history)
 
     def refresh(self) -> list[dict[str, Any]]:
-        """Read what is new; the new events."""
+        """Read what is new, and return the new events."""
         fresh = list(self.tail.read())
         for event in fresh:
             with suppress(KeyError, TypeError, ValueError, AttributeError):
@@ -67,11 +67,11 @@ class Followed:
 
     @property
     def state(self) -> str:
-        """As a report would say."""
+        """The run's state, as a report gives it."""
         return self._run.state
 
     def about_to_begin(self) -> bool:
-        """Whether the run was made just now."""
+        """Return whether the run was made just now."""
         try:
             return time.time() - (self.path / "config.yaml").stat().st_mtime < _NEW_S
         except OSError:
@@ -79,11 +79,11 @@ class Followed:
 
     @property
     def going_on(self) -> bool:
-        """Whether there is anything to wait for."""
+        """Whether the run goes on, or may be about to begin."""
         return self.state == "running" or (self.state == "new" and self.about_to_begin())
 
     def scene(self, keys: str = "") -> Scene:
-        """What a page shows of it."""
+        """Return what a page shows of the run."""
         scene = self.looked.scene(self.state, keys)
         if self.looked.damage:
             scene.messages.append(self.looked.damage)
@@ -94,19 +94,19 @@ class Followed:
         return scene
 
     def page(self, width: int, height: int, keys: str = "", **signs: Any) -> list[Line]:
-        """The page."""
+        """Return the lines of the page."""
         return compose(self.scene(keys), width, height, **signs)
 
 
 def once(path: Path, width: int, height: int) -> str:
-    """The page as it is now, as plain text."""
+    """Return the page as it is now, as plain text."""
     followed = Followed(path)
     followed.refresh()
     return text_of(followed.page(width, height))
 
 
 def watch(path: Path) -> None:
-    """The page, painted until the run ends or somebody closes it; it stays when it is left."""
+    """Show the page until the run ends or somebody closes it; the last page stays visible."""
     followed = Followed(path)
     screen = TerminalScreen(sys.stdout)
     try:
@@ -132,7 +132,7 @@ def watch(path: Path) -> None:
 
 
 def _closed(keys: Keys, wait_s: float) -> bool:
-    """Wait; whether somebody asked for the end meanwhile."""
+    """Wait, and return whether somebody asked to close the page meanwhile."""
     end = time.monotonic() + wait_s
     while (left := end - time.monotonic()) > 0:
         if not keys.listening:
@@ -144,7 +144,7 @@ def _closed(keys: Keys, wait_s: float) -> bool:
 
 
 def follow(path: Path) -> None:
-    """Plain lines on standard output, one a round, until the run ends."""
+    """Write plain lines to standard output, one a round, until the run ends."""
     followed = Followed(path)
     lines = Lines(sys.stdout, followed.looked, own=False)
     first, told = True, False

@@ -1,4 +1,4 @@
-"""Plain lines, one a round: fit for a log file, no control characters."""
+"""Show a run as plain lines, one a round: fit for a log file, no control characters."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from manege.view.words import important, losses, value_of
 
 _REFRESH_S = 0.5
 _AT_MOST_EVERY_S = 1.0
-"""Rounds of a second and less share a line."""
+"""The least time between two lines: rounds of a second and less share one."""
 
 
 class Lines(Observer):
-    """Speaks once a round: of a class, or of the whole grid."""
+    """An observer that writes one line a round, of a class or of the whole grid."""
 
     def __init__(
         self, stream: TextIO | None = None, looked: Looked | None = None, *, own: bool = True
     ) -> None:
-        """Lines on standard error, of what is looked at; `own` when nobody else keeps it fresh."""
+        """Write to standard error by default; `own` when nobody else refreshes `looked`."""
         self._stream = stream
         self._looked = looked or Looked()
         self._own = own
@@ -34,11 +34,11 @@ class Lines(Observer):
         self._count = counter("feature network: seen")
 
     def close(self) -> None:
-        """Leave nothing unwritten."""
+        """Flush the stream."""
         (self._stream or sys.stderr).flush()
 
     def progress(self, done: int, total: int) -> None:
-        """Show how far a feature network is."""
+        """Show how far the training of a feature network is."""
         self._count(done, total)
 
     def say(self, text: str) -> None:
@@ -49,27 +49,27 @@ class Lines(Observer):
         stream.flush()
 
     def opened(self, path: Path) -> None:
-        """Know where the run lies."""
+        """Begin to follow the run in that directory."""
         self._looked.opened(path)
 
     def event(self, event: dict[str, Any]) -> None:
-        """See a line of events.jsonl."""
+        """Add a line of events.jsonl to what is known, and write the line it calls for, if any."""
         self._looked.event(event)
         self.tell(event)
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """Say what an event that was seen deserves."""
+        """Write the line that an event calls for, if any."""
         if event["event"] == "round":
             self._round(str(event["cell"]))
         if (line := important(event)) is not None:
             self.say(line)
 
     def step(self, cell: str, place: Place, fraction: float) -> None:
-        """See a step."""
+        """Note how far a step has brought its cell."""
         self._looked.step(cell, place, fraction)
 
     def workers(self, count: int, silent_s: float, *, paused: bool) -> None:
-        """See who trains."""
+        """Note how many workers there are, and how long the most silent was not heard of."""
         self._looked.look(count, silent_s, paused=paused)
         # It is told with every message, and a thousand cells take a while to sum up.
         if time.monotonic() - self._refreshed_at >= _REFRESH_S:
@@ -100,7 +100,7 @@ class Lines(Observer):
         self.say(f"{name} {last}{self._of(key)}")
 
     def _of(self, key: str) -> str:
-        """What a round's line says after the round."""
+        """Return what a round's line says after the round."""
         looked, history = self._looked, self._looked.history
         total = f" of {history.rounds}" if history.rounds else ""
         if history.on_grid:

@@ -1,4 +1,4 @@
-"""The live page of `manege train`: painted by the process that coordinates, at its leisure.
+"""The live page of `manege train`, painted by the coordinating process when it has time.
 
 It measures the CPU time it takes and paints more seldom when that is more than a part of the run
 that nobody misses. Should it break, plain lines take over.
@@ -20,7 +20,7 @@ from manege.view.state import Looked
 from manege.view.terminal import Keys, Suspending, TerminalScreen, can_paint
 
 SHARE = 0.004
-"""Of the time, at most, to be spent on painting."""
+"""The largest part of the time to be spent on painting."""
 _AT_LEAST_S = 0.25
 _MOST_SAID = 200
 
@@ -29,7 +29,7 @@ _PAUSED = "p go on   c checkpoint   s sample sheet   q stop, resume later"
 
 
 class Live(Observer):
-    """The page, and the keys."""
+    """An observer that shows a page on the terminal and turns keys into requests."""
 
     def __init__(self) -> None:
         self.looked = Looked()
@@ -42,12 +42,12 @@ class Live(Observer):
         self._asked: list[str] = []
         self._stop: str | None = None
         self._pausing = False
-        """Whether a pause was asked for last, granted or not yet."""
+        """Whether a pause was the last request, granted or not yet."""
         self._said: list[str] = []
         self._count = counter("feature network: seen")
 
     def close(self) -> None:
-        """Leave the page as it was last, with what was said above it."""
+        """Leave the last page on the terminal, with what was said meanwhile above it."""
         self._suspending.__exit__()
         self._keys.__exit__()
         if not self._began:
@@ -66,7 +66,7 @@ class Live(Observer):
         self._began = False
 
     def progress(self, done: int, total: int) -> None:
-        """Show how far a feature network is, before there is a page."""
+        """Show how far the training of a feature network is, before there is a page."""
         self._count(done, total)
 
     def say(self, text: str) -> None:
@@ -78,11 +78,11 @@ class Live(Observer):
             sys.stderr.write(f"{text}\n")
 
     def opened(self, path: Path) -> None:
-        """Know where the run lies."""
+        """Begin to follow the run in that directory."""
         self.looked.opened(path)
 
     def event(self, event: dict[str, Any]) -> None:
-        """See a line of events.jsonl."""
+        """Add a line of events.jsonl to the page."""
         before = time.thread_time()
         if (line := self.looked.event(event)) is not None:
             self._said.append(line)
@@ -94,19 +94,19 @@ class Live(Observer):
         self._paint()
 
     def step(self, cell: str, place: Place, fraction: float) -> None:
-        """See a step."""
+        """Add a step to the page."""
         self.looked.step(cell, place, fraction)
         self._paint()
 
     def workers(self, count: int, silent_s: float, *, paused: bool) -> None:
-        """See who trains."""
+        """Show how many workers there are, and whether the run is paused."""
         if paused != self.looked.now.paused:
             self._due = 0.0
         self.looked.look(count, silent_s, paused=paused)
         self._paint()
 
     def requests(self) -> Sequence[str]:
-        """Return what the keys pressed since ask for."""
+        """Return the requests of the keys pressed since the last call."""
         for key in self._keys.pressed().lower():
             match key:
                 case "p":
@@ -129,7 +129,7 @@ class Live(Observer):
         return asked
 
     def should_stop(self) -> str | None:
-        """Return the key that asked for the end, once one did."""
+        """Return the key that asked for the end; None while none did."""
         return self._stop
 
     def in_place_of(self, error: Exception) -> Lines:
@@ -153,7 +153,7 @@ class Live(Observer):
         self.looked.now.view_s += spent
 
     def _paint(self) -> None:
-        """Paint, if it is time to and the page has not cost too much."""
+        """Paint the page if it is time to and painting has not cost too much."""
         now = time.monotonic()
         if not self._began or now < self._due:
             return

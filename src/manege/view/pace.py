@@ -1,4 +1,4 @@
-"""How fast a run gets on, and how long it will take, with a spread."""
+"""Estimate how fast a run gets on, and how long it will take, with a spread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Left(NamedTuple):
 
 
 class Pace:
-    """Judges by how the part of a run that is done has grown."""
+    """Estimates the time left from how the finished part of a run has grown."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float]] = deque(maxlen=2000)
@@ -31,12 +31,12 @@ class Pace:
         self._seen.clear()
 
     def see(self, t: float, fraction: float) -> None:
-        """So much was done at that time."""
+        """Note which part of the run was done at that time."""
         if not self._seen or t - self._seen[-1][0] >= _EVERY_S:
             self._seen.append((t, fraction))
 
     def left(self) -> Left | None:
-        """The time left: twice the standard error of the speed to either side."""
+        """Return the time left, within two standard errors of the speed; None if it is too soon."""
         if len(self._seen) < 2:
             return None
         (began, first), (now, last) = self._seen[0], self._seen[-1]
@@ -53,7 +53,7 @@ class Pace:
         return Left(seconds, seconds / (1 + error), seconds / (1 - error) if error < 0.8 else None)
 
     def _speeds(self, began: float, now: float) -> list[float]:
-        """The speed in each of some stretches of equal length."""
+        """Return the speed in each of several stretches of equal length."""
         wide = (now - began) / _WINDOWS
         ends = [self._seen[0]]
         for t, fraction in self._seen:

@@ -1,6 +1,6 @@
-"""The terminal page, composed: lines of words with styles, fit for a width and a height.
+"""Compose the terminal page: lines of styled words, fit for a width and a height.
 
-Pure: a `Scene` in, lines out. What the styles look like is the terminal's business.
+Pure: it takes a `Scene` and returns lines. How styles look is up to `terminal`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ WORDS = {
     "stopped": "stopped",
 }
 _WORST = ("failed", "again", "running", "stopped", "waiting", "finished")
-"""The state that a block of cells shows: the one to look at first."""
+"""States, the most urgent first: a block of cells shows its most urgent one."""
 
 
 _SHARE_AFTER_S = 10.0
-"""Before, what the view has taken says nothing."""
+"""Seconds before which the part of the time that the view took means nothing."""
 
 
 class Signs(NamedTuple):
@@ -83,7 +83,7 @@ ASCII = Signs(
 
 
 def compose(scene: Scene, width: int, height: int, signs: Signs = UNICODE) -> list[Line]:
-    """The page, no wider and no higher than told."""
+    """Return the lines of the page, within that width and height."""
     top = _top(scene, width, signs)
     bottom = _bottom(scene, width, max(1, min(4, height - len(top) - 12)))
     room = max(1, height - len(top) - len(bottom))
@@ -92,18 +92,18 @@ def compose(scene: Scene, width: int, height: int, signs: Signs = UNICODE) -> li
 
 
 def text_of(lines: Sequence[Line]) -> str:
-    """The page without styles."""
+    """Return the page without styles."""
     return "\n".join("".join(words for words, _ in line).rstrip() for line in lines)
 
 
 def state_of(cell: CellRecord) -> str:
-    """A cell's state, and whether it had to begin its round again."""
+    """Return a cell's state, which is `again` while it repeats a round after a rollback."""
     again = cell.state == "running" and cell.rolled_back == cell.last + 1
     return "again" if again else cell.state
 
 
 def short(value: float | None, dash: str = "–") -> str:
-    """A number in at most six characters."""
+    """Format a number in at most six characters."""
     if value is None:
         return dash
     size = abs(value)
@@ -119,7 +119,7 @@ def short(value: float | None, dash: str = "–") -> str:
 
 
 def spark(values: Sequence[float], width: int, signs: Signs = UNICODE) -> str:
-    """The last of the values as a line of small bars; the newest at the right."""
+    """Draw values as a line of small bars, thinned to the width; the newest is at the right."""
     if width < 1 or len(values) < 2:
         return ""
     thin = list(values)
@@ -354,7 +354,7 @@ def _cell_spark(scene: Scene, cell: CellRecord | None, width: int, signs: Signs)
 
 
 def _cell_short(scene: Scene, cell: CellRecord | None, width: int, signs: Signs) -> Line:
-    """Sign, number, bars: as much of it as fits."""
+    """Return a cell's sign, number and bars, as much of it as fits."""
     if cell is None:
         return [(" " * width, "")]
     state = state_of(cell)
@@ -378,7 +378,7 @@ def _blocks(
     room: int,
     signs: Signs,
 ) -> list[Line]:
-    """A sign for each block of cells: what is worst in it."""
+    """Return a sign for each block of cells: the worst state in it."""
     rows, columns = shape
     side = max(math.ceil(rows / max(1, room - 1)), math.ceil(columns / width))
     lines: list[Line] = []
@@ -403,7 +403,7 @@ _ORDER = {
     state: number
     for number, state in enumerate(("failed", "again", "running", "finished", "stopped", "waiting"))
 }
-"""Of a list that is too long for the page: what says something comes first."""
+"""The order of a list that is too long for the page: cells that need attention come first."""
 
 
 def _list(scene: Scene, width: int, room: int, signs: Signs) -> list[Line]:
@@ -452,12 +452,12 @@ def _entry(scene: Scene, cell: CellRecord, width: int, longest: int, signs: Sign
 
 
 def _wide(text: str) -> int:
-    """Columns that a text takes: some signs take two."""
+    """Return how many columns a text takes: some signs take two."""
     return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text)
 
 
 def _fit(text: str, width: int) -> str:
-    """A text in just so many columns; a long one is cut in its middle: names end differently."""
+    """Fit a text to exactly that many columns, cut in its middle: names differ at their ends."""
     if _wide(text) > width:
         tail = text[-(width // 3) :] if width >= 6 else ""
         while text and _wide(text) + _wide(tail) > width - 1:
@@ -467,7 +467,7 @@ def _fit(text: str, width: int) -> str:
 
 
 def _cut(line: Line, width: int) -> Line:
-    """No more than fits, and no control characters: names come from anywhere."""
+    """Cut a line to the width, without control characters: names come from anywhere."""
     out: Line = []
     left = width
     for words, style in line:

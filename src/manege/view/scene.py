@@ -25,22 +25,22 @@ _WRITE_EVERY_S = 2.0
 
 @dataclass
 class Now:
-    """What no event tells: how far the steps are, who trains, how long they were silent."""
+    """What no event says: how far steps are, how many workers train, how long one was silent."""
 
     fractions: dict[str, float] = field(default_factory=dict)
     places: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Round, step and steps of the cells in training."""
+    """Round, step and number of steps of each cell in training."""
     trainers: int | None = None
     heartbeat_s: float | None = None
-    """Since the trainer that was silent longest was heard of."""
+    """Seconds since the most silent worker was heard of."""
     paused: bool = False
     left: Left | None = None
     view_s: float = 0.0
-    """CPU seconds that showing all this has taken."""
+    """CPU seconds spent on showing all this."""
     wall_s: float = 0.0
 
     def overall(self, history: History) -> float | None:
-        """The part of the run that is done; None when nobody can know."""
+        """Return the part of the run that is done; None when nobody can know."""
         parts = [self._part(cell, history) for cell in history.cells.values()]
         known = [part for part in parts if part is not None]
         return sum(known) / len(known) if known and len(known) == len(parts) else None
@@ -62,31 +62,31 @@ class Scene:
     name: str
     data: str
     state: str
-    """running, paused, stopped, interrupted, finished, failed, new or unknown."""
+    """The state: running, paused, stopped, interrupted, finished, failed, new or unknown."""
     history: History
     now: Now
     t: float
-    """The time it is, in seconds since 1970."""
+    """The current time, in seconds since 1970."""
     metric: str = ""
-    """What the cells' numbers are."""
+    """The name of the cells' numbers."""
     messages: list[str] = field(default_factory=list)
     keys: str = ""
     measure: str = ""
-    """What they are judged by; the history's own."""
+    """The measure that cells are judged by, as in `History`."""
 
     def __post_init__(self) -> None:
         self.measure = self.measure or self.history.measure
 
 
 class Pulse:
-    """Writes live.json now and then, aside and renamed; losing it loses nothing."""
+    """Writes live.json every few seconds, to a new file then renamed; losing it loses nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written_at = 0.0
 
     def write(self, now: Now, *, at_once: bool = False) -> None:
-        """Write, if it is time to; a disk that refuses is no reason to stop training."""
+        """Write live.json if it is time to; a disk that refuses is no reason to stop training."""
         t = time.monotonic()
         if not at_once and t - self._written_at < _WRITE_EVERY_S:
             return
@@ -109,7 +109,7 @@ class Pulse:
 
 
 def read_live(path: Path) -> tuple[Now, float] | None:
-    """What live.json holds, and its time; None when there is nothing sound."""
+    """Read live.json and its time; return None when there is none, or it is damaged."""
     try:
         tree = json.loads((path / LIVE).read_text(encoding="utf-8"))
         return _now_of(tree), float(tree["t"])

@@ -1,4 +1,4 @@
-"""A run as the one who looks on knows it: its history, what goes on now, and how fast."""
+"""A run as an observer knows it: its history, what goes on now, and how fast."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from manege.yamltext import load_yaml
 _KEPT = 8
 _GROWING = ("round", "score", "sheet")
 _ROUNDS, _LEAST = 2_000, 20
-"""Rounds of all cells, and of each, that are remembered: a long run must not fill the memory."""
+"""How many rounds of all cells, and of each, are kept: a long run must not fill the memory."""
 
 
 class Looked:
-    """What was seen of a run so far; fed with events and steps by the process that trains."""
+    """What was seen of a run so far, from events and steps."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -32,12 +32,12 @@ class Looked:
         self.messages: deque[str] = deque(maxlen=_KEPT)
         self.name, self.data, self._metric = "", "", "score"
         self.damage: str | None = None
-        """Why the configuration tells nothing, if it does not."""
+        """The error that kept the configuration from being read, if any."""
         self._began = time.monotonic()
         self._pulse: Pulse | None = None
 
     def opened(self, path: Path, *, pulse: bool = True) -> None:
-        """The run lies there; whoever carries it out tells others of it by live.json."""
+        """Begin to follow the run there; with `pulse`, also write it to live.json for others."""
         self._pulse = Pulse(path) if pulse else None
         self.name = path.resolve().name
         try:
@@ -47,7 +47,7 @@ class Looked:
         self.data, self._metric = _data_of(config), mixture_metric(config)
 
     def event(self, event: Mapping[str, Any]) -> str | None:
-        """See an event; the line it deserves."""
+        """Add an event, and return the line it calls for, if any."""
         self.history.see(event)
         if event["event"] in _GROWING and (cell := self.history.cells.get(str(event.get("cell")))):
             cell.forget(max(_LEAST, _ROUNDS // len(self.history.cells)))
@@ -63,19 +63,19 @@ class Looked:
         return line
 
     def step(self, cell: str, place: tuple[int, int, int], fraction: float) -> None:
-        """See a step."""
+        """Note how far a step has brought its cell."""
         self.now.fractions[cell] = fraction
         self.now.places[cell] = place
 
     def look(self, trainers: int, silent_s: float, *, paused: bool) -> None:
-        """See who trains."""
+        """Note how many workers there are, and how long the most silent was not heard of."""
         self.now.trainers, self.now.heartbeat_s = trainers, round(silent_s, 2)
         if self.now.paused and not paused:
             self.pace.begin()
         self.now.paused = paused
 
     def refresh(self) -> None:
-        """Bring up to date what changes without an event; write live.json now and then."""
+        """Update what changes without an event, and write live.json every few seconds."""
         self.now.wall_s = time.monotonic() - self._began
         overall = self.now.overall(self.history)
         if overall is not None and not self.now.paused:
@@ -86,11 +86,11 @@ class Looked:
 
     @property
     def metric(self) -> str:
-        """What the cells' numbers are."""
+        """The name of the cells' numbers."""
         return self.history.measure_name(self._metric)
 
     def scene(self, state: str, keys: str = "") -> Scene:
-        """What a page shows of it now."""
+        """Return what a page shows of the run now."""
         return Scene(
             self.name,
             self.data,
@@ -105,6 +105,6 @@ class Looked:
 
 
 def _data_of(config: Mapping[str, Any]) -> str:
-    """The data's name, as far as the configuration tells."""
+    """Return the data's name, as far as the configuration gives it."""
     source = str(part_of(config, "data").get("source", "?"))
     return Path(source).name or source

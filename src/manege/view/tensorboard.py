@@ -1,4 +1,4 @@
-"""The run for TensorBoard: scalars, sample sheets and the configuration, a folder for each cell.
+"""Write a run for TensorBoard: scalars, sample sheets, configuration; a folder for each cell.
 
 Every record is appended and the file closed again: nothing to lose in a kill, no thread, and no
 open file for each of a thousand cells. Needs the extra `tensorboard`; neither torch nor TensorFlow.
@@ -21,7 +21,7 @@ FOLDER = "tensorboard"
 
 
 def check_installed() -> None:
-    """Nothing; MachineError when the extra is missing."""
+    """Raise MachineError when the extra is missing."""
     try:
         import tensorboard.compat.proto.event_pb2
         import tensorboard.summary.writer.record_writer  # noqa: F401
@@ -33,14 +33,14 @@ def check_installed() -> None:
 
 
 class TensorBoardWriter(Observer):
-    """Writes what events tell."""
+    """An observer that writes events as TensorBoard records."""
 
     def __init__(self) -> None:
         self._run: Path | None = None
         self._mark = f"{time.time():.0f}"
 
     def opened(self, path: Path) -> None:
-        """The run lies there; its configuration is written down."""
+        """Write the configuration and the command of the run in that directory."""
         self._run = path
         text = (path / "config.yaml").read_text(encoding="utf-8")
         command = (path / "command.txt").read_text(encoding="utf-8").strip()
@@ -48,7 +48,7 @@ class TensorBoardWriter(Observer):
         self._write(None, time.time(), 0, [_text("command", f"`{command}`")])
 
     def event(self, event: dict[str, Any]) -> None:
-        """Write what a line of events.jsonl tells."""
+        """Write the numbers or the sheet of a line of events.jsonl."""
         t = float(event["t"])
         match event["event"]:
             case "round":

@@ -1,4 +1,4 @@
-"""The terminal itself: its size, its colours, a screen that is painted over, keys without Enter.
+"""The terminal: its size, its colours, a screen that is painted over, keys without Enter.
 
 Whatever happens, it is left as it was found.
 """
@@ -26,21 +26,21 @@ _COLOURS = {
     "dim": "38;5;245",
     "strong": "1",
 }
-"""Of Okabe's and Ito's palette, which everybody can tell apart; signs say the same."""
+"""Colours from Okabe's and Ito's palette, which everybody can tell apart; signs say the same."""
 
 
 def can_paint(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that can be painted over."""
+    """Return whether a stream is a terminal that can be painted over."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def in_colour() -> bool:
-    """Whether anybody asked for no colours."""
+    """Return whether colours may be used: nobody set NO_COLOR."""
     return not os.environ.get("NO_COLOR")
 
 
 def in_foreground(file: int) -> bool | None:
-    """Whether a terminal is ours at present; None where nobody shares it out."""
+    """Return whether we are in the terminal's foreground; None where it has no job control."""
     try:
         return os.tcgetpgrp(file) == os.getpgrp()
     except OSError:
@@ -48,13 +48,13 @@ def in_foreground(file: int) -> bool | None:
 
 
 def signs_of(stream: TextIO) -> Signs:
-    """What can be written there."""
+    """Return the signs that the stream's encoding can show."""
     encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
     return UNICODE if encoding.startswith("utf") else ASCII
 
 
 def painted(lines: Sequence[Line], *, colour: bool) -> str:
-    """The lines with their styles as a terminal understands them."""
+    """Return the lines with their styles as the terminal's escape sequences."""
     return "\n".join(
         "".join(_span(words, style, colour=colour) for words, style in line) for line in lines
     )
@@ -66,7 +66,7 @@ def _span(words: str, style: str, *, colour: bool) -> str:
 
 
 class TerminalScreen:
-    """A page on the terminal's other screen, painted over and over."""
+    """A page on the terminal's alternate screen, painted over again and again."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -77,7 +77,7 @@ class TerminalScreen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows."""
+        """The terminal's columns and rows."""
         try:
             found = os.get_terminal_size(self._stream.fileno())
         except (OSError, ValueError):
@@ -85,7 +85,7 @@ class TerminalScreen:
         return max(20, found.columns), max(8, found.lines)
 
     def paint(self, lines: Sequence[Line]) -> None:
-        """The page is what these lines say; in the background the terminal is left alone."""
+        """Replace the page by these lines; does nothing while we are in the background."""
         if in_foreground(self._stream.fileno()) is False:
             return
         text = painted(lines, colour=self._colour)
@@ -99,7 +99,7 @@ class TerminalScreen:
         self._stream.flush()
 
     def leave(self) -> None:
-        """Back to the screen that was there before."""
+        """Return to the screen that was there before."""
         if self._on:
             self._on = False
             # A signal may have come in the middle of a painting: then nothing can be written.
@@ -108,14 +108,14 @@ class TerminalScreen:
                 self._stream.flush()
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Lines that stay."""
+        """Write lines that stay."""
         if lines:
             self._stream.write(painted(lines, colour=self._colour) + "\n")
             self._stream.flush()
 
 
 class Keys:
-    """Keys as they are pressed, without Enter and without an echo; Ctrl-C stays a signal."""
+    """Reads keys as they are pressed, without Enter and without an echo; Ctrl-C stays a signal."""
 
     def __init__(self) -> None:
         self._before: Any = None
@@ -145,11 +145,11 @@ class Keys:
 
     @property
     def listening(self) -> bool:
-        """Whether keys can be pressed at all."""
+        """Whether keys can be read at all."""
         return self._file is not None
 
     def pressed(self, wait_s: float = 0.0) -> str:
-        """The keys pressed since; waits for the first of them at most so long."""
+        """Return the keys pressed since the last call, after waiting at most `wait_s` for one."""
         if self._file is None:
             return ""
         try:

@@ -1,4 +1,4 @@
-"""Events in words: the one line that some of them deserve."""
+"""Put events into words: the one line that some of them call for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from manege.report.records import CellRecord
 
 
 def important(event: Mapping[str, Any]) -> str | None:
-    """The line an event deserves, if any."""
+    """Return the line that an event calls for, if any."""
     match event["event"]:
         case "warning" | "blind":
             return f"warning: {event['message']}"
@@ -34,7 +34,7 @@ def important(event: Mapping[str, Any]) -> str | None:
 
 
 def losses(cell: CellRecord) -> str:
-    """Its last round's losses and speed."""
+    """Return a cell's losses and speed in its last round, in words."""
     if not cell.rounds:
         return ""
     last = cell.rounds[max(cell.rounds)]
@@ -48,6 +48,6 @@ def losses(cell: CellRecord) -> str:
 
 
 def value_of(history: History, cell: CellRecord, metric: str) -> str:
-    """The number a cell is judged by, with its name; nothing when that is a mere loss."""
+    """Return the number a cell is judged by, with its name; nothing when that is a mere loss."""
     value = history.latest(cell, history.measure)
     return f"{metric} {value:.5g}" if value is not None and history.measure != "generator" else ""

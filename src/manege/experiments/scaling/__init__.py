@@ -1,4 +1,4 @@
-"""`manege bench scaling`: the papers' tables on this machine.
+"""`manege bench scaling`: reproduce the papers' tables on this machine.
 
 Owns the plan, the measured processes, the tables and the plot; what is measured is the real
 command. No torch.

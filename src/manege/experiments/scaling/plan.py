@@ -1,4 +1,4 @@
-"""Which runs are measured: weak and strong scaling, every one validated before the first begins.
+"""Plan the measured runs, weak and strong scaling, and validate all before the first begins.
 
 Weak scaling gives each worker the same work: a class of equally many pictures, or nine cells of a
 torus three rows high, where every cell hears four others whatever the number of workers.
@@ -20,26 +20,26 @@ Grid = tuple[int, int]
 
 WARM_UP, WEAK, STRONG = "warm-up", "weak", "strong"
 _SIDE = 3
-"""Of the part of a torus that a worker has in weak scaling."""
+"""Rows and columns of a worker's part of the torus in weak scaling."""
 _EVERY_NUMBER = 10
-"""Up to so many workers, weak scaling has a run for each number; beyond, numbers double."""
+"""The number up to which weak scaling runs each number of workers; beyond it, numbers double."""
 _NEVER = 1_000_000
 _OURS = (
     *("method", "preset", "rounds", "budget_s", "budget_clock", "data.source", "data.root"),
     *("cellular.rows", "cellular.columns"),
 )
-"""Keys that the plan decides."""
+"""Keys that the plan decides, so users may not set them."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for."""
+    """The options of a benchmark."""
 
     method: str
     runtime: str
     workers: int
     grids: tuple[Grid, ...]
-    """Of strong scaling; none for classes."""
+    """Grids of strong scaling; none for classes."""
     rounds: int
     repeats: int
     data: str
@@ -64,7 +64,7 @@ class MeasuredUnit:
 
     kind: str
     shape: str
-    """`3x3`, or `10 classes`."""
+    """The size of the run: `3x3`, or `10 classes`."""
     cells: int
     workers: int
     repeat: int
@@ -72,19 +72,19 @@ class MeasuredUnit:
 
     @property
     def name(self) -> str:
-        """No other unit's."""
+        """A name that no other run has."""
         if self.kind == WARM_UP:
             return self.kind
         return f"{self.kind}-{self.shape.replace(' ', '-')}-{self.workers}-{self.repeat}"
 
     @property
     def cost(self) -> float:
-        """How long it takes, compared with others, where there is a core for each worker."""
+        """The relative time a run takes, where there is a core for each worker."""
         return self.cells * (self.config.rounds or 1) / min(self.workers, self.cells)
 
 
 def plan_of(settings: Settings) -> tuple[MeasuredUnit, ...]:
-    """A warm-up, then all runs, repeat after repeat, so that a part is of use too."""
+    """Return a warm-up, then all runs, repeat after repeat, so that a part is of use too."""
     on_grid = settings.method == MethodName.CELLULAR
     kinds = list(_on_grids(settings) if on_grid else _on_classes(settings))
     first = min((unit for unit in kinds if unit.kind == STRONG), key=lambda unit: unit.cells)
@@ -98,7 +98,7 @@ def plan_of(settings: Settings) -> tuple[MeasuredUnit, ...]:
 
 
 def worker_counts(most: int) -> tuple[int, ...]:
-    """The numbers of workers in weak scaling: 1 … most."""
+    """Return the numbers of workers in weak scaling: 1 … most."""
     if most <= _EVERY_NUMBER:
         return tuple(range(1, most + 1))
     doubled = takewhile(lambda count: count < most, (1 << power for power in range(most)))
@@ -146,7 +146,7 @@ def _classes(
 def _config(
     settings: Settings, flags: dict[str, Any], sets: tuple[str, ...] | None = None
 ) -> RunConfig:
-    """What `manege train` would make of it; spent_s of its events is CPU time."""
+    """Return the configuration `manege train` would make; spent_s of its events is CPU time."""
     common = {
         "method": settings.method,
         "rounds": settings.rounds,

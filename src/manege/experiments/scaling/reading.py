@@ -1,4 +1,4 @@
-"""What a run directory's events say of a run's time."""
+"""Read a run's times from the events of its run directory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from manege.rundir import RunDir
 
 @dataclass(frozen=True)
 class Times:
-    """A run's times; seconds from the first step on, so that nobody's start counts."""
+    """A run's times in seconds, from the first step on, so that nobody's start counts."""
 
     span_s: float
-    """From the first cell's start to the last one's end."""
+    """Seconds from the first cell's start to the last one's end."""
     slowest_s: float
-    """Of the slowest cell, from its start to its end."""
+    """Seconds of the slowest cell, from its start to its end."""
     training_cpu_s: float
     """Computing time of all cells' steps."""
     routines: dict[str, float]
@@ -29,12 +29,12 @@ class Times:
 
 
 def read_times(path: Path, cells: int) -> Times:
-    """The times of a finished run of so many cells."""
+    """Return the times of a finished run with so many cells."""
     return times_of(list(RunDir.open(path).events()), cells, str(path))
 
 
 def times_of(events: Iterable[Mapping[str, Any]], cells: int, name: str) -> Times:
-    """The same from its events; CheckpointError when they are not those of a whole run."""
+    """Return a run's times from its events; CheckpointError when they are not a whole run's."""
     events = list(events)
     try:
         begun = _first(events, "cell_started")
@@ -59,7 +59,7 @@ def times_of(events: Iterable[Mapping[str, Any]], cells: int, name: str) -> Time
 
 
 def _routines(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Those of Table IV on a grid; else the phases of rounds as they are called."""
+    """Return seconds by the routines of Table IV on a grid, else by the phases of rounds."""
     events = list(events)
     if (found := profile(events)) is not None:
         return dict(found.seconds)
@@ -76,7 +76,7 @@ def _of(events: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any
 
 
 def _first(events: Iterable[Mapping[str, Any]], kind: str) -> dict[str, float]:
-    """When each cell's first event of a kind was: one that died is started again."""
+    """Return when each cell's first event of a kind was: one that died is started again."""
     found: dict[str, float] = {}
     for one in _of(events, kind):
         found.setdefault(str(one["cell"]), float(one["t"]))

@@ -1,4 +1,4 @@
-"""The measured runs: one command after the other, watched from outside, each kept once it is whole.
+"""Measure runs: one command after the other, watched from outside, each kept once it is whole.
 
 A run that was broken off is begun again: a time in two parts is no time.
 """
@@ -34,15 +34,15 @@ from manege.rundir import RunDir
 from manege.runtime.slots import Lengths, lengths_of
 
 _SPARING = 20
-"""Memory is weighed again after so many times as long as it took: that must not slow the run."""
+"""The pause before memory is read again, in multiples of the time that it took."""
 _PATIENCE_S = 60.0
-"""For a run that was told to stop."""
+"""Seconds that a run has to end after it was told to stop."""
 _CAP_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One run, seen from inside and from outside."""
+    """One run, measured from inside by its events and from outside by its processes."""
 
     name: str
     kind: str
@@ -51,21 +51,21 @@ class MeasuredRun:
     workers: int
     repeat: int
     wall_s: float
-    """Of the whole command, its start and its end included."""
+    """Seconds of the whole command, its start and its end included."""
     span_s: float
     slowest_s: float
     training_cpu_s: float
     cpu_s: float
-    """Of all processes of the command."""
+    """CPU seconds of all processes of the command."""
     others_cores: float
-    """Kept busy by other processes on average."""
+    """Cores that other processes kept busy, on average."""
     peak_bytes: int | None
     processes: int
     routines: dict[str, float]
     deaths: int
     moves: int
     centre: list[list[Any]] | None
-    """Types and lengths of a cell's centre; only of a grid's warm-up."""
+    """Types and lengths of a cell's centre; known only for a grid's warm-up."""
 
     @property
     def utilisation(self) -> float:
@@ -74,7 +74,7 @@ class MeasuredRun:
 
     @property
     def cores(self) -> float:
-        """Kept busy on average, start and end included."""
+        """Cores kept busy on average, start and end included."""
         return self.cpu_s / self.wall_s
 
 
@@ -86,7 +86,7 @@ def measure_all(
     tell: Callable[[ExperimentProgress], None],
     stop: Callable[[], str | None],
 ) -> tuple[list[MeasuredRun], list[Traffic]]:
-    """All runs but the warm-up, and grids' traffic; KeyboardInterrupt when stopped.
+    """Return all runs but the warm-up, and grids' traffic; KeyboardInterrupt when stopped.
 
     What a folder holds already is not measured again.
     """
@@ -109,7 +109,7 @@ def measure_all(
 
 
 def _traffic(warm_up: MeasuredRun, out: Path, stop: Callable[[], str | None]) -> list[Traffic]:
-    """Of a grid's centres, the larger the grid the later."""
+    """Measure the traffic of a grid's centres, grid by grid; the largest come last."""
     if warm_up.centre is None:
         return []
     path = _place(out, "traffic")
@@ -170,7 +170,7 @@ def _arguments(unit: MeasuredUnit, config: Path, run: Path, runtime: str) -> lis
 def _carried_out(
     arguments: Sequence[str], log: Path, stop: Callable[[], str | None]
 ) -> tuple[Child, float, Usage]:
-    """The command that has ended, its seconds, and what its processes used."""
+    """Run a command; return it once it has ended, its seconds, and what its processes used."""
     with Children(stop, _PATIENCE_S) as children:
         began = time.monotonic()
         child = children.start(arguments, log)
@@ -185,7 +185,7 @@ def _carried_out(
 
 
 def _failure(unit: MeasuredUnit, child: Child) -> BaseException:
-    """Why a run ended badly, by its own last words."""
+    """Return an error that says why a run ended badly, with its own last words."""
     code, log = child.process.returncode, child.log
     if code == EXIT_STOPPED:
         return KeyboardInterrupt(unit.name)
@@ -198,7 +198,7 @@ def _failure(unit: MeasuredUnit, child: Child) -> BaseException:
 
 
 def _centre(run: Path, config: RunConfig) -> list[list[Any]] | None:
-    """What a grid's cells show each other, from a cell's last commit."""
+    """Return types and lengths of a grid cell's centre, from the last commit of one cell."""
     if config.cellular is None:
         return None
     rundir = RunDir.open(run)

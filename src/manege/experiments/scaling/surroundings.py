@@ -1,4 +1,4 @@
-"""The machine and the versions that numbers were measured with."""
+"""Describe the machine and the versions that numbers were measured with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = ("torch", "numpy", "mpi4py")
 
 
 def surroundings(runtime: str) -> dict[str, Any]:
-    """What must be the same for numbers to be comparable; MachineError when MPI is missing."""
+    """Return what must be the same for numbers to compare; MachineError when MPI is missing."""
     found: dict[str, Any] = {
         "cpu": machine.cpu(),
         "cores": machine.cores(),
@@ -42,7 +42,7 @@ def _version(package: str) -> str | None:
 
 
 def _mpi() -> str:
-    """What mpiexec says it is."""
+    """Return the version that mpiexec reports."""
     beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     mpiexec = shutil.which("mpiexec", path=beside)
     if mpiexec is None or _version("mpi4py") is None:

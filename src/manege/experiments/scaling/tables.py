@@ -1,4 +1,4 @@
-"""From measured runs to the papers' tables: rows of numbers, and the same in words."""
+"""Turn measured runs into the papers' tables: rows of numbers, and the same in words."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from manege.experiments.scaling.traffic import Traffic
 Row = dict[str, Any]
 
 _NOTHING = 0.001
-"""The part of a run's rounds below which a routine is left without a speed-up."""
+"""The part of a run's rounds below which a routine has no speed-up: the time is too short."""
 
 
 class MeanAndDeviation(NamedTuple):
-    """Mean and standard deviation of a sample; of a single value there is none."""
+    """Mean and standard deviation of a sample; of a single value there is no deviation."""
 
     mean: float
     sd: float | None
 
     def told(self, digits: int = 2) -> str:
-        """`12.34 ± 0.05`."""
+        """Format it as `12.34 ± 0.05`."""
         sd = "" if self.sd is None else f" ± {self.sd:.{digits}f}"
         return f"{self.mean:.{digits}f}{sd}"
 
 
 def spread(values: Sequence[float]) -> MeanAndDeviation:
-    """Of one value or more."""
+    """Return mean and standard deviation of one value or more."""
     sd = statistics.stdev(values) if len(values) > 1 else None
     return MeanAndDeviation(statistics.fmean(values), sd)
 
 
 def ratio(above: MeanAndDeviation, below: MeanAndDeviation) -> MeanAndDeviation:
-    """Of the means; the deviation as for independent errors."""
+    """Divide the means; the deviation is as for independent errors."""
     mean = above.mean / below.mean
     if above.sd is None or below.sd is None:
         return MeanAndDeviation(mean, None)
@@ -46,7 +46,7 @@ def ratio(above: MeanAndDeviation, below: MeanAndDeviation) -> MeanAndDeviation:
 
 @dataclass(frozen=True)
 class Table:
-    """One table for people."""
+    """A table for people, in words."""
 
     title: str
     caption: str
@@ -54,7 +54,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """Columns aligned, so that it can be read as it is."""
+        """Return the table as Markdown, columns aligned, so that it can be read as it is."""
         lines = [self.head, tuple("---" for _ in self.head), *self.rows]
         widths = [max(len(line[at]) for line in lines) for at in range(len(self.head))]
         told = [
@@ -72,7 +72,7 @@ def results_of(
     runs: Sequence[MeasuredRun],
     traffic: Sequence[Traffic],
 ) -> dict[str, Any]:
-    """Everything as one JSON object."""
+    """Return everything as one JSON object."""
     return {
         "settings": asdict(settings),
         "machine": dict(surroundings),
@@ -86,7 +86,7 @@ def results_of(
 
 
 def weak(runs: Sequence[MeasuredRun]) -> list[Row]:
-    """A row for each number of workers: time of the slowest, and efficiency T(1) / T(w)."""
+    """Return a row for each number of workers: time of the slowest, efficiency T(1) / T(w)."""
     by_workers = _grouped((run for run in runs if run.kind == WEAK), lambda run: run.workers)
     times = {count: spread([run.slowest_s for run in own]) for count, own in by_workers.items()}
     return [
@@ -104,7 +104,7 @@ def weak(runs: Sequence[MeasuredRun]) -> list[Row]:
 
 
 def strong(runs: Sequence[MeasuredRun]) -> list[Row]:
-    """A row for each shape: one worker, W workers, and speed-up, as Table III."""
+    """Return a row for each shape: time of one worker and of W, and speed-up, as Table III."""
     rows = []
     for shape, alone, together in _pairs(runs):
         one_s, many_s = (spread([run.span_s for run in own]) for own in (alone, together))
@@ -125,7 +125,7 @@ def strong(runs: Sequence[MeasuredRun]) -> list[Row]:
 
 
 def resources(runs: Sequence[MeasuredRun]) -> list[Row]:
-    """A row for each shape and number of workers: memory, processes and cores, as Table II."""
+    """Return a row for each shape and number of workers: memory, processes, cores, as Table II."""
     groups = _grouped(runs, lambda run: (run.kind, run.shape, run.workers))
     rows = []
     for (kind, shape, workers), own in groups.items():
@@ -147,7 +147,7 @@ def resources(runs: Sequence[MeasuredRun]) -> list[Row]:
 
 
 def profiles(runs: Sequence[MeasuredRun]) -> list[Row]:
-    """For each shape and routine: seconds of a worker, alone and as one of W, as Table IV."""
+    """Return a row for each shape and routine: seconds of one worker, of each of W, as Table IV."""
     rows = []
     for shape, alone, together in _pairs(runs):
         for routine in alone[0].routines:
@@ -171,7 +171,7 @@ def profiles(runs: Sequence[MeasuredRun]) -> list[Row]:
 
 
 def tables_of(results: Mapping[str, Any]) -> list[Table]:
-    """All tables, in words."""
+    """Return all tables, in words."""
     found = [_weak_table(results), _strong_table(results)]
     found += [_resources_table(results), _profile_table(results)]
     return [*found, _traffic_table(results["traffic"])] if results["traffic"] else found
@@ -324,7 +324,7 @@ def _grouped(
 
 
 def _pairs(runs: Sequence[MeasuredRun]) -> list[tuple[str, list[MeasuredRun], list[MeasuredRun]]]:
-    """Of strong scaling: each shape, its runs with one worker, and those with all."""
+    """Return each shape of strong scaling, its runs with one worker, and those with all."""
     found = []
     by_shape = _grouped((run for run in runs if run.kind == STRONG), lambda run: run.shape)
     for shape, own in by_shape.items():

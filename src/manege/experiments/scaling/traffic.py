@@ -1,7 +1,7 @@
-"""What cells' centres cost on the way between ranks: a rank for each cell, all in this process.
+"""Measure what cells' centres cost between ranks: a rank for each cell, all in this process.
 
-Slots, packets and mirrors are those of the MPI runtime; only the post between ranks is ours, which
-counts. What the ranks say to the coordinator is not in it.
+Slots, packets and mirrors are those of the MPI runtime; only the transport between ranks is ours,
+and it counts. What the ranks say to the coordinator is not in it.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from manege.runtime.slots import CentreSlot, Lengths, payload_bytes
 from manege.topology import torus
 
 GRIDS = ((3, 3), (4, 4), (8, 8), (16, 16))
-"""From the smallest torus on which every cell hears four others."""
+"""Torus sizes, from the smallest on which every cell hears four others."""
 MEMORY = 1 << 30
 """Bytes that all slots and mirrors may take; longer centres are shortened."""
 _ROUNDS = 3
 _SLOTS_PER_CELL = 5
-"""Its own, and its mirrors at four neighbours."""
+"""A cell's own slot, and its mirrors at four neighbours."""
 _FILES_PER_CELL = 4 + 4 * 2
-"""Its slot is open with its trainer and with its rank, a mirror once, and each is mapped too."""
+"""Its slot is open in its worker and its rank, a mirror once, and each is mapped as well."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of one grid, each number the same for every cell and round."""
+    """Traffic on one grid; each number is the same for every cell and round."""
 
     grid: str
     cells: int
     centre_bytes: int
     letters: int
-    """That a cell's centre causes in a round."""
+    """Messages that a cell's centre causes in a round."""
     sent_bytes: int
     all_gather_bytes: int
-    """What a cell would send to tell all others, as an all-gather does; computed."""
+    """Bytes a cell would send to show its centre to all others by an all-gather; computed."""
 
 
 class _Rank:
-    """A rank with one cell: what it posts to others is counted."""
+    """A rank with one cell that counts the messages it sends to others."""
 
     def __init__(self, ranks: dict[int, _Rank], rank: int, size: int, centre: Lengths) -> None:
         self.letters = self.sent_bytes = 0
         self.files: dict[str, int] = {}
-        """Where the centres of other cells are to be found."""
+        """Files in which the centres of other cells are found."""
         self.told: dict[str, int] = {}
-        """The last round of each that was told of."""
+        """The last round of each other cell's centre that arrived."""
         self.slot = CentreSlot.create(centre)
         self._ranks, self._rank = ranks, rank
         self._arrived: deque[tuple[int, dict[str, Any] | np.ndarray]] = deque()
@@ -85,7 +85,7 @@ class _Rank:
         self._largest = max(self._largest, num_bytes)
 
     def read(self) -> bool:
-        """Do what letters say; whether there were any."""
+        """Do what messages say, and return whether there were any."""
         found = bool(self._arrived)
         while self._arrived:
             rank, content = self._arrived.popleft()
@@ -123,7 +123,7 @@ class _Rank:
 
 
 def measure_traffic(centre: Lengths, grid: tuple[int, int]) -> Traffic:
-    """Send centres of those lengths round a torus; every one is read where it came to."""
+    """Send centres of those lengths round a torus, read each where it arrived, and count."""
     rows, columns = grid
     cells = [f"{row}-{column}" for row in range(rows) for column in range(columns)]
     neighbours = torus(cells, columns).neighbours
@@ -157,7 +157,7 @@ def measure_traffic(centre: Lengths, grid: tuple[int, int]) -> Traffic:
 
 
 def shortened(centre: Lengths, cells: int) -> Lengths:
-    """The lengths halved until all slots and mirrors of so many cells fit into memory."""
+    """Halve the lengths until all slots and mirrors of so many cells fit into memory."""
     places = 2 * _SLOTS_PER_CELL * cells
     factor = 1
     while payload_bytes(_divided(centre, factor)) * places > MEMORY and factor < MEMORY:
@@ -166,7 +166,7 @@ def shortened(centre: Lengths, cells: int) -> Lengths:
 
 
 def check_files(grids: Sequence[tuple[int, int]] = GRIDS) -> None:
-    """Nothing; MachineError when so many slots cannot be open at once."""
+    """Raise MachineError when so many slots cannot be open at once."""
     machine.allow_many_files()
     needed = _FILES_PER_CELL * max(rows * columns for rows, columns in grids)
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -182,7 +182,7 @@ def _divided(centre: Lengths, factor: int) -> Lengths:
 
 
 def _number_of(rank: int, size: int) -> int:
-    """Of a rank's first and only slot, as `Shown.add` gives it."""
+    """Return the number of a rank's only slot, as `Shown.add` gives it."""
     return size + rank
 
 
@@ -192,7 +192,7 @@ def _introduce(
     neighbours: Mapping[str, tuple[str, ...]],
     centre: Lengths,
 ) -> None:
-    """Every cell shows its untrained centre, and looks at those of its neighbours."""
+    """Have every cell show its untrained centre, and follow its neighbours'."""
     numbers = {}
     for cell, home in homes.items():
         ranks[home].slot.write(0, _arrays(centre, home, 0))
@@ -210,7 +210,7 @@ def _exchange(
     centre: Lengths,
     round_: int,
 ) -> None:
-    """Every cell shows a round, and reads its neighbours'."""
+    """Have every cell show a round's centre, and read its neighbours'."""
     for cell, home in homes.items():
         ranks[home].slot.write(round_, _arrays(centre, home, round_))
         ranks[home].shown.shows(home, cell, round_)
@@ -225,7 +225,7 @@ def _exchange(
 
 
 def _deliver(ranks: Mapping[int, _Rank]) -> None:
-    """Carry letters until there are none."""
+    """Deliver messages until there are none."""
     # A list: all of them read, also when the first had something.
     while any([rank.read() for rank in ranks.values()]):
         pass
@@ -246,5 +246,5 @@ def _check_came(
 
 
 def _arrays(centre: Lengths, rank: int, round_: int) -> list[np.ndarray]:
-    """What nobody else shows, and not in any other round."""
+    """Return arrays that no other rank shows, and not in any other round."""
     return [np.full(length, rank + round_ / 8, kind) for kind, length in centre]

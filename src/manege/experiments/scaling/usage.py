@@ -1,4 +1,4 @@
-"""Memory and computing time of a process and all below it, from /proc."""
+"""Measure memory and computing time of a process and its descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _UTIME, _STIME, _START = 11, 12, 19
 
 
 class Usage:
-    """What has been seen of a process and those below it."""
+    """Memory and computing time of a process and its descendants, as seen so far."""
 
     def __init__(self, pid: int) -> None:
-        """Nothing yet: call `look` and `weigh` now and then."""
+        """Begin with nothing seen: call `look` and `weigh` now and then."""
         self._pid = pid
         self._ticks: dict[tuple[int, int], int] = {}
-        """Of each process ever seen, by number and start."""
+        """Ticks of each process ever seen, by number and start."""
         self._before_s, self._machine_before_s = _reaped_s(), _machine_s()
         self.peak_bytes: int | None = None
-        """Memory of all of them at once; pages they share count once."""
+        """The most memory of all of them at one moment; pages they share count once."""
         self.most_processes = 0
 
     def look(self) -> None:
-        """Note who there is, and their computing time."""
+        """Note which processes there are, and their computing time."""
         pids = family(self._pid)
         self.most_processes = max(self.most_processes, len(pids))
         for pid in pids:
@@ -42,7 +42,7 @@ class Usage:
             self.peak_bytes = max(self.peak_bytes or 0, sum(known))
 
     def cpu_s(self) -> float:
-        """Computing time so far, at least.
+        """Return the computing time so far, at least.
 
         Looks miss what comes after the last of them, and the kernel's account of the dead misses
         those nobody waited for: the larger of the two is nearer the truth.
@@ -51,12 +51,12 @@ class Usage:
         return max(seen_s, _reaped_s() - self._before_s)
 
     def others_s(self) -> float:
-        """Computing time that the machine gave to others meanwhile, at most."""
+        """Return the computing time that other processes had meanwhile, at most."""
         return max(0.0, _machine_s() - self._machine_before_s - self.cpu_s())
 
 
 def family(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and its descendants."""
     found, look = [], [pid]
     while look:
         found += look
@@ -65,7 +65,7 @@ def family(pid: int) -> list[int]:
 
 
 def parse_pss(text: str) -> int | None:
-    """Bytes of /proc/PID/smaps_rollup in which a page shared by n processes counts 1/n."""
+    """Return bytes from /proc/PID/smaps_rollup; a page shared by n processes counts 1/n."""
     for line in text.splitlines():
         words = line.split()
         if len(words) == 3 and words[0] == "Pss:" and words[1].isdigit() and words[2] == "kB":
@@ -74,7 +74,7 @@ def parse_pss(text: str) -> int | None:
 
 
 def parse_ticks(text: str) -> tuple[int, int] | None:
-    """When the process of /proc/PID/stat began, and its computing time, both in ticks."""
+    """Return when the process of /proc/PID/stat began, and its computing time, both in ticks."""
     # The name in parentheses may hold anything, also parentheses.
     fields = text.rpartition(")")[2].split()
     if len(fields) <= _START or not all(fields[at].isdigit() for at in (_UTIME, _STIME, _START)):
@@ -83,7 +83,7 @@ def parse_ticks(text: str) -> tuple[int, int] | None:
 
 
 def parse_busy(text: str) -> int:
-    """Ticks in which the machine of /proc/stat was at work; time taken from it by its host too."""
+    """Return ticks in which a machine was busy, from /proc/stat; time stolen by its host counts."""
     name, *ticks = next(iter(text.splitlines()), "cpu").split()
     assert name == "cpu", "the first line is that of all cores"
     # User, nice, system, then idle and waiting for disks, then interrupts and stolen time.

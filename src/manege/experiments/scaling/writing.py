@@ -1,4 +1,4 @@
-"""results.json, tables.md and plot.png in the bench's folder."""
+"""Write results.json, tables.md and plot.png to the bench's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from manege.report.drawing import Drawing, png_of
 
 
 def write_results(results: Mapping[str, Any], out: Path) -> tuple[Path, Path, Path]:
-    """The three files are there; where they lie."""
+    """Write the three files, and return their paths."""
     files = out / "results.json", out / "tables.md", out / "plot.png"
     write_atomic(files[0], json.dumps(results, indent=1, allow_nan=False).encode())
     write_atomic(files[1], markdown(results).encode())
@@ -23,7 +23,7 @@ def write_results(results: Mapping[str, Any], out: Path) -> tuple[Path, Path, Pa
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """All tables as text, under what they were measured with."""
+    """Return all tables as text, below the machine they were measured on."""
     parts = [f"## {_title(results)}\n", f"{_surroundings(results['machine'])}\n"]
     others = max(run["others_cores"] for run in results["runs"])
     parts.append(f"Other processes kept up to {others:.2f} cores busy meanwhile.\n")
@@ -33,7 +33,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def plot(results: Mapping[str, Any]) -> bytes:
-    """Weak and strong scaling, the profile and, of a grid, traffic, as PNG."""
+    """Draw weak and strong scaling, the profile and, for a grid, traffic, as PNG."""
     machine = results["machine"]
     on = f"{_title(results)}; {machine['cpu']}, {machine['cores']} cores"
     drawings = [_weak(results, on), _strong(results, on), _profile(results, on)]
@@ -66,7 +66,7 @@ def _strong(results: Mapping[str, Any], on: str) -> Drawing:
 
 
 def _profile(results: Mapping[str, Any], on: str) -> Drawing:
-    """Of the largest shape, for one worker and for each of all, by routine."""
+    """Draw the profile of the largest shape by routine, for one worker and for each of all."""
     last = results["profile"][-1]["shape"]
     rows = [row for row in results["profile"] if row["shape"] == last]
     who = {"one_worker_s": "one worker", "a_worker_s": f"each of {results['settings']['workers']}"}

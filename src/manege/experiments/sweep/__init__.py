@@ -1,6 +1,6 @@
 """`manege sweep`: recipes × seeds × classes at equal cost, measured alike.
 
-Owns the plan, the processes and the table; training and scores are the verbs that exist.
+Owns the plan, the processes and the table; `manege.api` does the training and the scoring.
 """
 
 from manege.experiments.sweep.plan import Plan, load_plan, replaced_presets

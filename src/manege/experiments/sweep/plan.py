@@ -1,4 +1,4 @@
-"""A sweep's plan: a YAML file, every one of its runs validated before the first begins."""
+"""Read a sweep's plan from a YAML file, and validate all of its runs before the first begins."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Features = Annotated[str, Field(pattern=r"^(auto|classifier|random|mnist-logits(
 
 
 class Plan(BaseModel):
-    """What to train, and what to measure."""
+    """A sweep's plan: what to train, and what to measure."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,8 +48,8 @@ class Plan(BaseModel):
     classes: tuple[Label, ...] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
     budget_s: Annotated[tuple[Seconds, ...], BeforeValidator(_listed), AfterValidator(_rising)]
-    """CPU time for each class; a recipe with one model for all of them gets it for each. Of
-    several, scores are taken at each, on the way to the last."""
+    """CPU time for each class; a recipe with one model for all of them gets it for each. With
+    several times, scores are taken at each, on the way to the last."""
     base: dict[str, Any] = Field(default_factory=dict)
     """Configuration keys, nested or dotted, of all runs."""
     recipes: dict[str, dict[str, Any]] = Field(min_length=1)
@@ -57,8 +57,8 @@ class Plan(BaseModel):
     samples: int = Field(default=3000, ge=8)
     """Pictures drawn for the scores of a recipe and seed."""
     features: tuple[Features, ...] = Field(default=("auto",), min_length=1)
-    """Where scores are taken, as of an evaluation's `features`; in all but the first only the
-    Fréchet distance is."""
+    """Feature spaces of the scores, as an evaluation's `features`; in all but the first only the
+    Fréchet distance is taken."""
 
 
 @dataclass(frozen=True)
@@ -69,21 +69,21 @@ class SweepRun:
     seed: int
     classes: tuple[str, ...]
     config: RunConfig
-    """With the plan's first budget."""
+    """The run's configuration, with the plan's first budget."""
 
     def budget_s(self, each_s: float) -> float:
-        """The run's time, of that of a class."""
+        """Return the run's time, given the time of one class."""
         return each_s * len(self.classes)
 
     @property
     def name(self) -> str:
-        """Its folder below ``runs/``."""
+        """The run's folder below ``runs/``."""
         part = cell_folder(self.classes[0]) if len(self.classes) == 1 else "all"
         return f"{self.recipe}/seed-{self.seed}/{part}"
 
 
 def load_plan(path: Path, data_root: str | None = None) -> tuple[Plan, tuple[SweepRun, ...]]:
-    """The plan in a file, and all its runs, seed after seed, so that a part is of use too."""
+    """Return the plan in a file and all its runs, seed after seed, so that a part is of use too."""
     try:
         plan = Plan.model_validate(load_yaml(path))
     except ValidationError as error:
@@ -110,7 +110,7 @@ def load_plan(path: Path, data_root: str | None = None) -> tuple[Plan, tuple[Swe
 
 
 def replaced_presets(plan: Plan, units: Sequence[SweepRun]) -> dict[str, tuple[str, str]]:
-    """For each recipe that got another preset than it names: that one, and what it got."""
+    """Return each recipe that got another preset than it names: the one named, the one it got."""
     found = {}
     for unit in units:
         asked = {**plan.base, **plan.recipes[unit.recipe]}.get("preset")

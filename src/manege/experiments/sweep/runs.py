@@ -1,4 +1,4 @@
-"""A sweep's runs, each a process of its own: begun, resumed, waited for.
+"""Train a sweep's runs, each in a process of its own: begin, resume and wait for them.
 
 A run that is finished is left alone, one that was stopped goes on: the sweep can be killed and
 started again at any time.
@@ -27,7 +27,7 @@ def run_all(
     tell: Callable[[ExperimentProgress], None],
     stop: Callable[[], str | None],
 ) -> tuple[str, ...]:
-    """Train each for a time a class, or on to it; KeyboardInterrupt when stopped.
+    """Train every run, or go on with it, for `each_s` a class; KeyboardInterrupt when stopped.
 
     Returns the names of the runs that failed, once all have ended.
     """
@@ -53,12 +53,12 @@ def run_all(
 
 
 def run_folder(out: Path, unit: SweepRun) -> Path:
-    """Where a run lies."""
+    """Return the folder of a run."""
     return out / "runs" / unit.name
 
 
 def _state(out: Path, unit: SweepRun) -> str | None:
-    """What has become of a run; None when it was never begun."""
+    """Return the state of a run; None when it was never begun."""
     folder = run_folder(out, unit)
     if not (folder / "config.yaml").is_file():
         return None
@@ -66,7 +66,7 @@ def _state(out: Path, unit: SweepRun) -> str | None:
 
 
 def trained_s(out: Path, unit: SweepRun) -> float:
-    """The time that a run was given at last; 0 when it was never begun."""
+    """Return the time that a run was last given; 0 when it was never begun."""
     if _state(out, unit) is None:
         return 0.0
     return stored(run_folder(out, unit) / "config.yaml").budget_s or 0.0
@@ -98,7 +98,7 @@ def _start(children: Children, unit: SweepRun, out: Path, each_s: float) -> Chil
 
 
 def _fine(child: Child, name: str) -> bool:
-    """Whether a run ended well; one that could not begin at all is an error of the sweep."""
+    """Return whether a run ended well; raise an error of the sweep if it could not begin at all."""
     code = child.process.returncode
     if code in (EXIT_FINE, EXIT_FAILED_CELL):
         return bool(code == EXIT_FINE)

@@ -1,4 +1,4 @@
-"""From a sweep's runs to a table with medians and ranges, a plot, and sheets.
+"""Turn a sweep's runs into a table with medians and ranges, a plot, and sheets.
 
 A recipe's runs of one seed are joined into one model, so that a pair for each class, one GAN for
 all, and a conditional one are measured alike.
@@ -52,31 +52,31 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class Stage:
-    """All recipes after so much CPU time a class."""
+    """The scores of all recipes after so much CPU time a class."""
 
     each_s: float
     rows: list[RecipeRow]
     common: dict[str, Any]
-    """What all numbers have in common."""
+    """The settings and floors that all rows share."""
 
     def ranked(self) -> list[RecipeRow]:
-        """The rows, the smallest kernel distance first."""
+        """Return the rows, the smallest kernel distance first."""
         return sorted(self.rows, key=lambda row: median(row.values.get("kid") or [np.inf]))
 
 
 @dataclass
 class RecipeRow:
-    """One recipe."""
+    """One recipe's scores over its seeds."""
 
     recipe: str
     seeds: list[int] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=dict)
-    """Of each score, one for each seed; of a class's kernel distance as ``kid [label]``."""
+    """Values of each score, one for each seed; a class's kernel distance is ``kid [label]``."""
     rounds: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
     def cell(self, name: str) -> str:
-        """Median and range, in words."""
+        """Return a score's median and range, in words."""
         values = self.values.get(name, [])
         if not values:
             return "–"
@@ -95,7 +95,7 @@ def measure_all(
     counting: Counting = lambda verb: None,
     data_root: str | None = None,
 ) -> Stage:
-    """A row for each recipe, trained so long; as stored where runs have gone on since."""
+    """Return a row for each recipe after `each_s`; runs that went on keep their stored scores."""
     rows = {recipe: RecipeRow(recipe) for recipe in plan.recipes}
     common: dict[str, Any] = {}
     for seed in plan.seeds:
@@ -126,7 +126,7 @@ def _measured(
     counting: Counting,
     data_root: str | None,
 ) -> dict[str, Any] | None:
-    """The scores of a recipe and seed, as stored or computed now; None when a class is missing."""
+    """Return a recipe's scores for a seed, stored or computed now; None when a class is missing."""
     name = f"{units[0].recipe}-seed-{units[0].seed}"
     if len(plan.budget_s) > 1:
         name += f"-{each_s:g}s"
@@ -164,7 +164,7 @@ def _measured(
 
 
 def _stored(path: Path, plan: Plan) -> dict[str, Any] | None:
-    """Scores that were taken before, in the plan's feature spaces."""
+    """Return the scores that are stored in a file if they are in the plan's feature spaces."""
     try:
         tree = json.loads(read_capped(path, _CAP_BYTES))
         tree["protocol"]["subject"]["digest"], tree["scores"], tree["rounds"]
@@ -180,7 +180,7 @@ def _has_model(run: Path) -> bool:
 
 
 def _options(plan: Plan, model: Model, data_root: str | None) -> list[EvaluationOptions]:
-    """Everything in the first feature space, the Fréchet distance alone in others."""
+    """Return options for all scores in the first feature space, the Fréchet distance in others."""
     space = plan.features[0]
     metrics: tuple[str, ...] = TOY_METRICS if plan.data in TOY_NAMES else METRICS
     if space == "random":  # It knows no labels.
@@ -201,7 +201,7 @@ def _options(plan: Plan, model: Model, data_root: str | None) -> list[Evaluation
 
 
 def _rounds(runs: Sequence[Path]) -> float:
-    """Rounds a class was trained, on average."""
+    """Return the rounds that a class was trained for, on average."""
     cells = [entry for run in runs for entry in RunDir.open(run).status()["cells"].values()]
     return float(np.mean([entry["round"] for entry in cells]))
 
@@ -216,7 +216,7 @@ def _write_sheet(path: Path, model: Model, seed: int) -> None:
 
 
 def write_table(stages: Sequence[Stage], plan: Plan, out: Path) -> list[Path]:
-    """table.md (and table.json beside it), plot.png and, of several times, curve.png; all paths.
+    """Write table.md and table.json, plot.png and, for several times, curve.png; return the paths.
 
     Where nothing could be measured there are no pictures.
     """
@@ -241,7 +241,7 @@ def write_table(stages: Sequence[Stage], plan: Plan, out: Path) -> list[Path]:
 
 
 def _frechet_elsewhere(plan: Plan) -> list[str]:
-    """What the Fréchet distance is called in the further feature spaces."""
+    """Return the names of the Fréchet distance in the further feature spaces."""
     return [f"fd in {features.partition('=')[0]}" for features in plan.features[1:]]
 
 
@@ -277,7 +277,7 @@ def _markdown(stage: Stage, plan: Plan) -> str:
 
 
 def _plot(stage: Stage, plan: Plan) -> bytes:
-    """Every seed a ring, the median a dot: kernel distance and coverage."""
+    """Draw kernel distance and coverage: every seed a ring, the median a dot."""
     shown = [row for row in stage.ranked() if row.values.get("kid")]
     note = f"{_which(plan)}; {stage.each_s:g} CPU s a class; a ring for each seed; dashed: real"
     drawings = []
@@ -296,7 +296,7 @@ def _plot(stage: Stage, plan: Plan) -> bytes:
 
 
 def _curve(stages: Sequence[Stage], plan: Plan) -> bytes:
-    """Kernel distance and coverage over CPU time: medians, all seeds between the edges."""
+    """Draw kernel distance and coverage over CPU time: medians, with the range of all seeds."""
     recipes = [row.recipe for row in stages[-1].ranked()]
     drawings = []
     for name in _DRAWN:

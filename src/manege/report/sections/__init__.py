@@ -1,4 +1,4 @@
-"""What a report says of one run, section by section; each is None when there is nothing to show."""
+"""A report's sections on one run; each function returns None when there is nothing to show."""
 
 from manege.report.sections.course import progress, stability
 from manege.report.sections.grid import family, mixture, torus

@@ -1,4 +1,4 @@
-"""How it went, round by round: losses, scores, collapse and cycling."""
+"""Sections on how a run went, round by round: losses, scores, collapse and cycling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_PANELS = 24
 
 
 def progress(run: RunRecord, page: Page) -> PageSection | None:
-    """Losses and scores over the rounds, with bands, and a small figure for each cell."""
+    """Show losses and scores over the rounds, with bands, and a small figure for each cell."""
     history = run.history
     section = PageSection("curves", "Curves")
     figures = []
@@ -77,7 +77,7 @@ def _panels(run: RunRecord) -> list[Panel]:
 
 
 def stability(run: RunRecord, page: Page) -> PageSection | None:
-    """Collapse and cycling where a run tells them; spread and diversity in any case."""
+    """Show collapse and cycling where a run measured them, and always spread and diversity."""
     history = run.history
     section = PageSection("stability", "Collapse and cycling")
     figures = []
@@ -117,7 +117,7 @@ def stability(run: RunRecord, page: Page) -> PageSection | None:
 
 
 def _indices_table(history: History) -> str:
-    """Both indices over the last half of the run."""
+    """Return a table of both indices over the last half of the run."""
     found = {name: history.stability(name) for name in INDICES}
     rows = [
         (

@@ -1,4 +1,4 @@
-"""What only a grid has: the torus, its mixtures, the family of the winner."""
+"""Sections that only a grid has: the torus, its mixtures, the winner's family tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_BIRTHS = 3000
 
 
 def torus(run: RunRecord, page: Page) -> PageSection | None:
-    """The grid as heat maps: fitness, learning rate, loss in use."""
+    """Show the grid as heat maps of fitness, learning rate and loss in use."""
     history, shape = run.history, run.history.shape()
     if shape is None:
         return None
@@ -105,7 +105,7 @@ def torus(run: RunRecord, page: Page) -> PageSection | None:
 
 
 def mixture(run: RunRecord, page: Page) -> PageSection | None:
-    """The mixture's weights: as chosen at the end, and how they came to be."""
+    """Show the mixture's weights: those chosen at the end, and how they evolved."""
     history = run.history
     if not history.on_grid:
         return None
@@ -146,7 +146,7 @@ def mixture(run: RunRecord, page: Page) -> PageSection | None:
 
 
 def _winner(history: History) -> tuple[str | None, str]:
-    """The cell whose generator counts most, and why it does."""
+    """Return the cell whose generator counts most, and words that say why."""
     if history.mixture and history.mixture["weights"]:
         cell, weight = max(history.mixture["weights"].items(), key=lambda pair: pair[1])
         return str(cell), f"the generator that draws {weight:.0%} of the final mixture"
@@ -155,7 +155,7 @@ def _winner(history: History) -> tuple[str | None, str]:
 
 
 def family(run: RunRecord, page: Page) -> PageSection | None:
-    """The family tree of the winning generator."""
+    """Show the family tree of the winning generator."""
     history = run.history
     if not history.on_grid:
         return None

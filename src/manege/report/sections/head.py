@@ -1,4 +1,4 @@
-"""Title, state and facts of a run."""
+"""The head of a report: title, state and facts of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATES = {
 
 
 def head(run: RunRecord) -> list[str]:
-    """Title, state, facts and notes."""
+    """Return title, state, facts and notes as HTML."""
     history, state = run.history, run.state
     facts = [
         ("data", f"{run.data.get('name', '?')}{_form(run)}"),
@@ -77,7 +77,7 @@ def _form(run: RunRecord) -> str:
 
 
 def length(run: RunRecord) -> str:
-    """How long the run is meant to be."""
+    """Return how long the run is meant to be, in words."""
     rounds, budget = run.config.get("rounds"), number(run.config.get("budget_s"))
     parts = [f"{rounds} rounds"] if rounds else []
     if budget:

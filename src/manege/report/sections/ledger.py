@@ -1,4 +1,4 @@
-"""The books: classes or cells, where the time went, faults, how to make it again."""
+"""Sections that account for a run: its cells, its time, its faults, how to make it again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from manege.report.run import RunRecord, part_of
 from manege.report.sections.words import measure_name
 
 _LONGEST = 200_000
-"""Characters of a file that is shown whole."""
+"""The most characters of a file that are shown."""
 _FAULTS = {
     "cell_failed": ("cells failed", "c1"),
     "trainer_died": ("trainers died", "c4"),
@@ -27,7 +27,7 @@ _FAULTS = {
 
 
 def classes(run: RunRecord) -> PageSection | None:
-    """A table of the classes, or of a grid's cells."""
+    """Show a table of the classes, or of a grid's cells."""
     history = run.history
     counts = run.classes
     if not history.cells and not counts:
@@ -110,7 +110,7 @@ def _health(cell: CellRecord) -> str:
 
 
 def profile(run: RunRecord, page: Page) -> PageSection | None:
-    """Where the time went: Table IV and Figure 4 of the cellular paper."""
+    """Show where the time went, as Table IV and Figure 4 of the cellular paper do."""
     history = run.history
     found = history.routines()
     total = sum(found.values())
@@ -160,7 +160,7 @@ def profile(run: RunRecord, page: Page) -> PageSection | None:
 
 
 def faults(run: RunRecord, page: Page) -> PageSection | None:
-    """What went wrong, and how the run got over it."""
+    """Show what went wrong, and how the run recovered."""
     history = run.history
     section = PageSection("faults", "Faults and recoveries")
     if not history.faults:
@@ -196,7 +196,7 @@ def faults(run: RunRecord, page: Page) -> PageSection | None:
 
 
 def reproduce(run: RunRecord) -> PageSection:
-    """Configuration, environment, and the command that makes the run again."""
+    """Show the configuration, the environment, and the command that makes the run again."""
     section = PageSection("again", "How to make it again")
     if run.command:
         section.add("<h3>The command</h3>", code(run.command[:_LONGEST]))

@@ -1,4 +1,4 @@
-"""The pictures: beside real ones, over time, beside the nearest training pictures."""
+"""Sections of pictures: beside real ones, over time, and beside the nearest training pictures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_ATLAS = 400
 
 
 def pictures(run: RunRecord, page: Page) -> PageSection | None:
-    """Real beside generated, per class or per cell; and over time at fixed latents."""
+    """Show generated pictures beside real ones, by class or cell, and changing over time."""
     section = PageSection("samples", "Pictures")
     if run.is_points:
         _points(run, page, section)
@@ -48,7 +48,7 @@ def _points(run: RunRecord, page: Page, section: PageSection) -> None:
 
 
 def _beside(run: RunRecord, page: Page, section: PageSection, side: int) -> None:
-    """Rows of real pictures beside rows of generated ones."""
+    """Add rows of generated pictures beside rows of real ones."""
     real, made = (_rows_of(run, file, side) for file in ("real.png", "model.png"))
     labels = run.history.model or list(made)
     if not made:
@@ -108,12 +108,12 @@ def _zoom(side: int) -> int:
 
 
 def _kind(side: int) -> str:
-    """Small pictures are shown pixel by pixel; larger ones would look torn."""
+    """Return the style of a picture: large ones are smoothed, small ones shown pixel by pixel."""
     return "smooth" if side >= 24 else ""
 
 
 def _rows_of(run: RunRecord, file: str, side: int) -> dict[str, Any]:
-    """The rows of a sheet by their labels: all of it in one when they have none."""
+    """Return the rows of a sheet by their labels; all pictures as one when rows have none."""
     sheet = sheets.load(run.path / "samples" / file)
     cut = None if sheet is None else sheets.tiles(sheet, side)
     if cut is None:
@@ -143,19 +143,19 @@ def _last_row(run: RunRecord, cell: CellRecord, side: int) -> Any | None:
 
 
 def _sheet(run: RunRecord, file: str) -> Any | None:
-    """A sheet that an event names; only inside the run."""
+    """Load a sheet that an event names, if it lies inside the run."""
     path = run.path / file
     return sheets.load(path) if path.resolve().is_relative_to(run.path.resolve()) else None
 
 
 def _cut(run: RunRecord, file: str, side: int) -> Any | None:
-    """The pictures of a sheet that an event names."""
+    """Return the pictures of a sheet that an event names."""
     sheet = _sheet(run, file)
     return None if sheet is None else sheets.tiles(sheet, side)
 
 
 def _atlas(run: RunRecord, page: Page, section: PageSection, side: int) -> None:
-    """Every cell's pictures in its place on the torus."""
+    """Add every cell's pictures in its place on the torus."""
     shape = run.history.shape()
     if shape is None or shape[0] * shape[1] > MOST_ATLAS:
         return
@@ -224,7 +224,7 @@ def _film(run: RunRecord, page: Page, cell: CellRecord) -> str | None:
 
 
 def nearest(run: RunRecord, page: Page) -> PageSection | None:
-    """Generated pictures above the training pictures nearest to them."""
+    """Show generated pictures above the training pictures nearest to them."""
     section = PageSection("nearest", "Nearest training pictures")
     for kept in run.evaluations:
         sheet = sheets.load(kept.nearest) if kept.nearest else None

@@ -1,4 +1,4 @@
-"""What a run was found to be worth."""
+"""The section of a run's scores."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _HIGHER = (
 
 
 def scores(run: RunRecord, page: Page) -> PageSection | None:
-    """Headline scores with protocol and interval."""
+    """Show the main scores with their protocol and intervals."""
     section = PageSection("scores", "Scores")
     figures: list[str] = []
     if run.evaluations:
@@ -114,7 +114,7 @@ def _evaluation(kept: Kept, section: PageSection, page: Page) -> list[str]:
 
 
 def better(name: str) -> str:
-    """Which way a score is good, where that is known."""
+    """Return which way a score is good; an empty string where that is not known."""
     if name == "nearer-to-train":
         return "0.5 is neutral"
     return "lower is better" if name in _LOWER else "higher is better" if name in _HIGHER else ""

@@ -1,4 +1,4 @@
-"""Whether the pictures help a classifier, from what `manege verdict` has kept."""
+"""The section on whether the pictures help a classifier, from what `manege verdict` has kept."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from manege.report.page import Page, PageSection, details, paragraph, table
 from manege.report.run import RunRecord, VerdictRecord
 
 WIDTH = 720.0
-"""The arms' names need room."""
+"""The width of a figure: the arms' names need room."""
 MOST_OTHERS = 6
 _PLAIN, _SYNTHETIC, _HELPED = "c6", "c0", "c2"
 
 
 def verdict(run: RunRecord, page: Page) -> PageSection | None:
-    """The sentence, every arm's recall, each class's gain, and the nearest pairs."""
+    """Show the sentence, every arm's recall, each class's gain, and the nearest pairs."""
     section = PageSection("verdict", "Did it help?")
     if not run.trials:
         if not _has_a_small_class(run):
@@ -58,7 +58,7 @@ def _has_a_small_class(run: RunRecord) -> bool:
 
 
 def drawings_of(tree: Mapping[str, Any]) -> list[Drawing]:
-    """Every arm's mean recall; where something was balanced, each class's gain too."""
+    """Draw every arm's mean recall and, where something was balanced, each class's gain."""
     seeds = tree["protocol"]["seeds"]
     arms = [
         _whisker(f"{arm}  {one['title']}", one["mean_recall"], _colour(arm))

@@ -1,4 +1,4 @@
-"""What several sections say."""
+"""Words and orders that several sections share."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from manege.report.run import RunRecord, mixture_metric
 
 
 def measure_name(run: RunRecord) -> str:
-    """What cells are judged by, in words."""
+    """Return the name of what cells are judged by."""
     return run.history.measure_name(mixture_metric(run.config))
 
 
 def titled(name: str) -> str:
-    """A score as a heading."""
+    """Return a score's name as a heading."""
     return {"kid": "KID", "fd": "Fréchet distance"}.get(name, name[:1].upper() + name[1:])
 
 
 def ranked(run: RunRecord) -> list[CellRecord]:
-    """Cells, the best first; in their own order where nobody judged them."""
+    """Return the cells, the best first; in their own order where nothing judges them."""
     history, measure = run.history, run.history.measure
     cells = list(history.cells.values())
     if measure == "generator":
