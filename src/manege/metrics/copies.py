@@ -44,7 +44,7 @@ class CopyBound:
 
     @property
     def too_much(self) -> float:
-        """Return what a share must exceed to be copying: more where few pictures set the bound."""
+        """Return what a share's interval must exceed: more where few pictures set the bound."""
         return max(TOO_MUCH, wilson(round(SHARE * self.pictures), self.pictures).high)
 
     @property
