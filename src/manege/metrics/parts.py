@@ -1,4 +1,4 @@
-"""Compute features that take long part by part; the cache keeps each part at once.
+"""Compute slow features part by part; the cache keeps each part as soon as it is done.
 
 A stopped computation goes on where it was, and pictures that were seen before cost nothing. The key
 depends on the pictures, not on who asks.

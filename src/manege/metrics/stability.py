@@ -39,7 +39,7 @@ def came_back(distances_K: Sequence[float]) -> float | None:
     """Return how far a generator went and came back; None before it could have.
 
     That is the largest of max over j < k of D(r, r - j), less D(r, r - k), over k from 2; 0 where
-    it never came nearer again. `distances_K` are to the round before, to the one before that, ….
+    it never came nearer again. `distances_K` are those to the round before, the one before that, ….
     """
     if len(distances_K) < 2:
         return None
@@ -115,7 +115,7 @@ class StabilityGauge:
         return round_ % (every * together) == 0
 
     def samples(self, images: int) -> int:
-        """Return how many pictures to draw after a round that trained on so many."""
+        """Return how many pictures to draw after a round, a small part of those it trained on."""
         return self._config.samples or min(MOST, max(LEAST, images // PART))
 
     def measure(

@@ -55,7 +55,7 @@ class Copies:
 
     @property
     def too_much(self) -> float:
-        """Return what the share's interval must exceed: the mean of the classes' limits, by size."""
+        """Return what the share's interval must exceed: the classes' limits, averaged by size."""
         limits = [one.pictures * one.bound.too_much for one in self.classes.values()]
         return sum(limits) / self.pictures
 
