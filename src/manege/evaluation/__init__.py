@@ -1,7 +1,7 @@
-"""`manege evaluate`: any pictures against any others, the result with its whole protocol.
+"""`manege evaluate`: compare any pictures with any others and record how it was done.
 
-Opens what is to be judged (`subject`) and what it is held against (`reference`), hands two sets of
-pictures to `metrics`, and lets a run keep the answer (`kept`).
+Opens what is to be scored (`subject`) and what it is compared with (`reference`), hands two sets of
+pictures to `metrics`, and stores the result in the run (`kept`).
 """
 
 from manege.evaluation.kept import Evaluation, as_json

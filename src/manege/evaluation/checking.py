@@ -1,4 +1,4 @@
-"""Whether the feature spaces of an evaluation see the data at hand: what they are tried with."""
+"""Check with control pictures whether the feature spaces of an evaluation see the data at hand."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from manege.sampler import run_config
 
 _KIND = "controls"
 _DRAWN = 64
-"""Pictures that an untrained generator draws together."""
+"""Pictures that an untrained generator draws in one batch."""
 
 
 def checks_of(
     judged: SubjectPictures, against: Reference, spaces: Iterable[Space]
 ) -> dict[str, Any]:
-    """For each space that could be tried on the data, by its name, what came of it, for JSON."""
+    """Check each space on the data; return by name the result of each that could be tried."""
     if against.dataset is None:
         return {}
     # Twice as many: where few are held out, training pictures are halved.
@@ -44,7 +44,7 @@ def checks_of(
 def _checked(
     space: Space, train: PictureSet, held_out: PictureSet, drawn: dict[str, np.ndarray]
 ) -> dict[str, Any] | None:
-    """What came of it, from the cache where the same was asked before."""
+    """Check one space, or return the result from the cache when the same was asked before."""
     digests = [hashlib.sha256(one.tobytes()).hexdigest() for one in drawn.values()]
     key = cache.key(
         _KIND, RULE, space.kind, space.sha256, train.digest, held_out.digest, [*drawn], digests
@@ -64,7 +64,7 @@ def _checked(
 
 
 def _drawn(rundir: RunDir, form: tuple[int, int]) -> dict[str, np.ndarray]:
-    """What the run's generators drew when they could not draw yet."""
+    """Return what the run's generators draw before or early in training, by the control's name."""
     found = {}
     if form[0] > 1:
         sheets = [_sheet(path, form) for path in sorted(rundir.path.glob("samples/*/early.png"))]
@@ -75,7 +75,7 @@ def _drawn(rundir: RunDir, form: tuple[int, int]) -> dict[str, np.ndarray]:
 
 
 def _sheet(path: Path, form: tuple[int, int]) -> np.ndarray | None:
-    """The pictures of a sheet, None when it is damaged: it is kept to be looked at."""
+    """Return the pictures of a sheet in the run, or None when the file is damaged."""
     try:
         found = pictures.cut_up(path, form[0])
     except DataError:
@@ -84,7 +84,7 @@ def _sheet(path: Path, form: tuple[int, int]) -> np.ndarray | None:
 
 
 def _fresh(rundir: RunDir, form: tuple[int, int]) -> np.ndarray:
-    """Pictures of the run's own kind of generator before any training."""
+    """Draw pictures from a generator of the run's own kind before any training."""
     config = run_config(rundir)
     network = build_generator(config.networks, PictureShape(*form)).to_empty(device="cpu")
     rng = stream(config.seed, cell="", purpose="fresh generator")

@@ -1,4 +1,4 @@
-"""`manege compare`: what runs differ in, what they score, and what they draw at the same seed.
+"""`manege compare`: show what runs differ in, how they score and what they draw at one seed.
 
 Every run is evaluated by the same options, or its kept evaluation is used; a score stands in one
 row with another's only when space and reference are the same.
@@ -23,12 +23,12 @@ from manege.sampler import open_model, run_config
 
 COLUMNS = 8
 MOST_LABELS = 20
-"""Rows of a run's sheet; of more labels the first are shown."""
+"""Rows of a run's sheet at most; of more labels the first are shown."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several runs side by side."""
+    """The differences, scores and pictures of several runs, side by side."""
 
     runs: tuple[str, ...]
     differences: dict[str, tuple[Any, ...]]
@@ -41,7 +41,7 @@ class Comparison:
     """A block for each run, a row for each label, all at the same seed."""
 
     def rows(self) -> dict[str, tuple[Score | None, ...]]:
-        """For each score that any run has, every run's."""
+        """Return, for each score that any run has, the scores of all runs (None where missing)."""
         shared = len({_reference_digest(one) for one in self.evaluations}) == 1
         found = [
             {_row_name(score, one, shared=shared): score for score in one.scores}
@@ -51,7 +51,7 @@ class Comparison:
         return {name: tuple(scores.get(name) for scores in found) for name in names}
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the comparison as a tree for JSON."""
         return {
             "runs": list(self.runs),
             "differences": {key: list(values) for key, values in self.differences.items()},
@@ -77,7 +77,7 @@ def compare(
     say: Callable[[str], None] = lambda text: None,
     counting: Counting = lambda verb: None,
 ) -> Comparison:
-    """The runs side by side; each keeps its evaluation and its sheet at the seed."""
+    """Evaluate and compare the runs; each keeps its evaluation and its sheet at the seed."""
     places = [run.resolve() for run in runs]
     if len(set(places)) < 2:
         raise ConfigError("compare: expected at least two different runs; for one, use evaluate")
@@ -107,14 +107,14 @@ def _row_name(score: Score, evaluation: Evaluation, *, shared: bool) -> str:
 
 
 def _reference_digest(evaluation: Evaluation) -> str:
-    """Of both splits: the other one decides the floors and who is nearest."""
+    """Return a digest of both splits: the other one decides the floors and who is nearest."""
     reference = evaluation.protocol["reference"]
     both = f"{reference['digest']} {reference['other']}"
     return hashlib.sha256(both.encode()).hexdigest()
 
 
 def _sheet(rundir: RunDir, seed: int) -> pictures.Picture:
-    """Some pictures of each label, enlarged to be seen; also kept in the run."""
+    """Draw some pictures of each label, keep the sheet in the run and return it enlarged."""
     model = open_model(rundir.path)
     if len(model.labels) > MOST_LABELS:
         model = model.without(model.labels[MOST_LABELS:])

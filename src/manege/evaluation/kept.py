@@ -1,4 +1,4 @@
-"""An evaluation and where a run keeps it."""
+"""The result of an evaluation, and how a run stores it and finds it again."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from manege.rundir import RunDir
 from manege.version import __version__
 
 FORMAT = 3
-"""Change it whenever a score's arithmetic changes: what was kept before is computed anew."""
+"""Change it whenever a score's arithmetic changes: stored results are then computed anew."""
 FOLDER = "evaluations"
-"""Where a run keeps them."""
+"""Where a run keeps its evaluations."""
 
 CONTROLS = "scorer/controls.json"
-"""Where a run keeps which spaces see its data."""
+"""Where a run records which feature spaces see its data."""
 
 _CAP_BYTES = 1 << 26
 _SCORES: TypeAdapter[tuple[Score, ...]] = TypeAdapter(tuple[Score, ...])
@@ -36,25 +36,25 @@ _REASONS: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores with all that they depend on."""
+    """The scores of one evaluation, with all that they depend on."""
 
     protocol: dict[str, Any]
     scores: tuple[Score, ...]
     left_out: dict[str, str] = field(default_factory=dict)
     controls: dict[str, Any] = field(default_factory=dict)
-    """Of each feature space by its name: whether it sees these data, and what it was tried with."""
+    """By the name of each feature space: whether it sees these data, and what it was tried with."""
     file: Path | None = None
-    """Where a run keeps it."""
+    """The file in which the run keeps it; None when no run does."""
 
     def score(self, name: str, label: str | None = None) -> Score:
-        """The score of that name, with or without its space; KeyError when there is none."""
+        """Return the score of that name, with or without its space, or raise KeyError."""
         for one in self.scores:
             if name in (one.name, one.full_name) and one.label == label:
                 return one
         raise KeyError(name)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the evaluation as a tree for JSON."""
         return {
             "format": FORMAT,
             "manege": __version__,
@@ -65,17 +65,17 @@ class Evaluation:
         }
 
     def blind(self) -> list[str]:
-        """A line for each feature space that does not see these data."""
+        """Return a line for each feature space that does not see these data."""
         return [str(one["told"]) for one in self.controls.values() if one["blind"]]
 
 
 def as_json(evaluation: Evaluation) -> dict[str, Any]:
-    """The whole of it, and where a run keeps it."""
+    """Return the evaluation for JSON, with the file in which a run keeps it."""
     return {**evaluation.as_dict(), "file": str(evaluation.file) if evaluation.file else None}
 
 
 def stored(rundir: RunDir | None, protocol: dict[str, Any]) -> Evaluation | None:
-    """What the same question was answered before, if the run has kept it."""
+    """Return the evaluation that the run has kept under the same protocol, or None."""
     if rundir is None:
         return None
     path = rundir.path / FOLDER / f"{_key(protocol)}.json"
@@ -105,7 +105,7 @@ def stored(rundir: RunDir | None, protocol: dict[str, Any]) -> Evaluation | None
 
 
 def keep(rundir: RunDir, evaluation: Evaluation, results: Results, classifier: Space) -> Evaluation:
-    """Store it in the run, with the data's classifier and the pictures nearest to training ones."""
+    """Store the evaluation in the run, with the data's classifier and a sheet of nearest pairs."""
     if classifier.trained_on is not None:
         known = (rundir.path / name for name in ("classifier", "scorer"))
         if not any(is_stored(one) and kind_of(one) == classifier.kind for one in known):
@@ -125,7 +125,7 @@ def keep(rundir: RunDir, evaluation: Evaluation, results: Results, classifier: S
 
 
 def _known(rundir: RunDir) -> dict[str, Any]:
-    """What was found of other spaces before."""
+    """Return what earlier evaluations of the run found about feature spaces."""
     try:
         tree = json.loads(read_capped(rundir.path / CONTROLS, _CAP_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -134,7 +134,7 @@ def _known(rundir: RunDir) -> dict[str, Any]:
 
 
 def _key(protocol: dict[str, Any]) -> str:
-    """Names a run's evaluation: what the numbers depend on, but not where the run lies."""
+    """Return the key of an evaluation: a digest of its protocol, but not of the run's path."""
     subject = {k: v for k, v in protocol["subject"].items() if k != "name"}
     spelled = json.dumps([FORMAT, {**protocol, "subject": subject}], sort_keys=True)
     return hashlib.sha256(spelled.encode()).hexdigest()[:12]

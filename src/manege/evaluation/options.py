@@ -1,4 +1,4 @@
-"""How `manege evaluate` compares, and what can be refused before anything is opened."""
+"""The options of `manege evaluate`, and the checks that need no file to be opened."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ SPACES = (
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """How to compare; the defaults are the command's."""
+    """The options of an evaluation; the defaults are the command's."""
 
     metrics: tuple[str, ...] | None = None
-    """Groups of scores, all that can be had when None."""
+    """Groups of scores to compute; all that can be computed when None."""
     samples: int | None = None
     per_class: bool = False
     features: str = "auto"
     """auto, lite0, classifier, random, inception, inception-clean, mnist-logits[=FILE], or a folder
     with a scorer."""
     inception_weights: Path | None = None
-    """Inception's published file, else the first place that has it."""
+    """Inception's published weights; when None, the first place that has them."""
     feature_weights: Path | None = None
-    """EfficientNet-Lite0's published file, else the first place that has it."""
+    """EfficientNet-Lite0's published weights; when None, the first place that has them."""
     classes: tuple[str, ...] | None = None
     size: int | None = None
     channels: int | None = None
     reference: str | None = None
-    """The split to hold against, held-out when None, or train."""
+    """The split to compare with: held-out (also when None) or train."""
     seed: int = 0
     allow_few_samples: bool = False
     data_root: str | None = None
 
     def check(self) -> None:
-        """Nothing; ConfigError for what makes no sense whatever is compared."""
+        """Raise ConfigError if an option is invalid or options conflict, whatever is compared."""
         check_groups(self.metrics)
         if self.samples is not None and self.samples < 1:
             raise ConfigError(f"{field('samples')} {self.samples}: expected at least 1")
@@ -70,5 +70,5 @@ class EvaluationOptions:
 
     @property
     def split(self) -> Split:
-        """The split of the data to hold against."""
+        """Return the split of the data to compare with."""
         return Split(self.reference or Split.HELD_OUT.value)

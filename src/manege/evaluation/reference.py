@@ -1,4 +1,4 @@
-"""What pictures are held against, and the feature space in which."""
+"""Open the data that pictures are compared with, and the feature space to do it in."""
 
 from __future__ import annotations
 
@@ -63,29 +63,29 @@ _ACCURATE = 0.95
 
 @dataclass(frozen=True)
 class Reference:
-    """What the subject is held against."""
+    """The pictures that the subject is compared with, and the data they are from."""
 
     reference: PictureSet
     other: PictureSet | None = None
     """The other split of the same data."""
     dataset: Dataset | None = None
-    """None for pictures without labels."""
+    """The labelled data they are from; None for pictures without labels."""
     config: DataConfig | None = None
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The data's labels."""
+        """Return the data's labels, None when it has none."""
         return None if self.dataset is None else self.dataset.labels
 
     @property
     def stacked(self) -> bool:
-        """Whether its pictures are three digits stacked."""
+        """Return whether its pictures are three digits stacked."""
         named = self.config is not None and self.config.source == STACKED
         return named and self.reference.channels == 3
 
     @property
     def toy(self) -> Toy | None:
-        """The toy it is, with the modes of the classes that count; None when it is none."""
+        """Return the toy data it is, with the modes of the chosen classes only, or None."""
         # A folder may be called like a toy; its pictures are no points.
         if self.dataset is None or self.dataset.channels != 2:
             return None
@@ -96,7 +96,7 @@ class Reference:
 def open_reference(
     data: str | Path | np.ndarray | None, judged: SubjectPictures, options: EvaluationOptions
 ) -> Reference:
-    """The data to compare with, in the form of the subject's pictures."""
+    """Open the data to compare with, in the size and channels of the subject's pictures."""
     if isinstance(data, np.ndarray):
         _require_no_labels_wanted("the array", options)
         against = Reference(set_of_array(data, "array", None))
@@ -156,7 +156,7 @@ def _require_no_labels_wanted(name: str, options: EvaluationOptions) -> None:
 
 
 def _require_same_kind(data: str | Path | None, judged: SubjectPictures) -> None:
-    """Refuse points against pictures, in words about what was given."""
+    """Raise ConfigError when points would be compared with pictures."""
     if judged.model is None or data is None:
         return
     points, wanted = judged.form == (1, 2), str(data) in TOY_NAMES
@@ -207,7 +207,7 @@ def _require_same_labels(judged: SubjectPictures, against: Reference) -> None:
 
 
 def planned_kind(options: EvaluationOptions, against: Reference) -> str:
-    """The kind of feature space that the options mean, as far as is known before it is opened."""
+    """Return the kind of feature space that the options mean, as far as known before opening it."""
     kind = options.features.partition("=")[0]
     if kind != "auto":
         return kind
@@ -227,7 +227,7 @@ def open_space(
     say: Callable[[str], None],
     counting: Counting,
 ) -> Space:
-    """The feature space that the options name, made now if it must be."""
+    """Open the feature space that the options name; train its network if there is none yet."""
     reference = against.reference
     shape = PictureShape(reference.size, reference.channels)
     kind, _, file = options.features.partition("=")
@@ -266,7 +266,7 @@ def open_labeller(
     say: Callable[[str], None],
     counting: Counting,
 ) -> Space | None:
-    """What says beside Lite0 which label a picture shows: the data's classifier."""
+    """Return the data's classifier, which labels pictures where Lite0 is the space, or None."""
     dataset = against.dataset
     if space.kind != LITE0 or against.config is None or dataset is None or len(dataset.labels) < 2:
         return None
@@ -274,7 +274,7 @@ def open_labeller(
 
 
 def _classifier(judged: SubjectPictures, against: Reference, telling: Telling) -> Space:
-    """The data's classifier, which a run may have kept."""
+    """Return the data's classifier, from the run if it has kept one."""
     assert against.config is not None
     reference = against.reference
     scored = scored_data(against.config, reference.size, reference.channels)
@@ -282,7 +282,7 @@ def _classifier(judged: SubjectPictures, against: Reference, telling: Telling) -
 
 
 def open_digits_space(against: Reference, say: Callable[[str], None], counting: Counting) -> Space:
-    """MNIST's classifier, for the digits of stacked ones."""
+    """Return MNIST's classifier, which tells the digits of stacked pictures."""
     assert against.config is not None
     digits = DataConfig(source="mnist", root=against.config.root)
     telling = Telling(say, counting("feature network: seen"))
@@ -290,7 +290,7 @@ def open_digits_space(against: Reference, say: Callable[[str], None], counting: 
 
 
 def _kept_classifier(judged: SubjectPictures, scored: Dataset) -> Space | None:
-    """The classifier a run has stored, when it was made from this data."""
+    """Return the classifier that the run has stored, if it was trained on this data."""
     if judged.rundir is None:
         return None
     for name in ("classifier", "scorer"):

@@ -1,4 +1,4 @@
-"""The evaluation itself: open, draw, measure, keep."""
+"""Run an evaluation: open the pictures, draw samples, compute the scores, store them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from manege.metrics import (
 )
 
 FEWEST_OF_CLASS = 100
-"""A model's class with fewer pictures among those drawn gets this many of its own."""
+"""If fewer pictures of a class were drawn, a model draws this many of it for its own scores."""
 
 
 def evaluate(
@@ -46,7 +46,7 @@ def evaluate(
     say: Callable[[str], None] = lambda text: None,
     counting: Counting = lambda verb: None,
 ) -> Evaluation:
-    """Scores of the subject's pictures against the data's.
+    """Score the subject's pictures against the data's.
 
     Args:
         subject: a run, a model, a folder or .npz of pictures, or an array N×S×S×C of bytes.
@@ -131,7 +131,7 @@ def _classes(
     dataset: Dataset | None,
     options: EvaluationOptions,
 ) -> dict[str, np.ndarray | None]:
-    """The classes to score one by one; a model draws more of those it drew few of."""
+    """Return the classes to score one by one; a model draws more of those it drew few of."""
     assert dataset is not None
     assert generated.labels is not None
     classes: dict[str, np.ndarray | None] = {}
@@ -152,7 +152,7 @@ def _protocol(
     options: EvaluationOptions,
     count: int,
 ) -> dict[str, Any]:
-    """Everything the numbers depend on."""
+    """Return everything that the scores depend on, for JSON."""
     reference = against.reference
     return {
         "subject": {"name": judged.name, "digest": judged.digest, "pictures": count},

@@ -1,4 +1,4 @@
-"""What is to be judged: a run, a model, a folder or file of pictures, or an array."""
+"""Open what is to be scored: a run, a model, a folder or file of pictures, or an array."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from manege.rundir import RunDir
 from manege.sampler import Model, Samples, open_model
 
 MOST, USUAL = 10_000, 1_000
-"""Pictures compared when nobody says how many: as many as the reference has, between these."""
+"""By default as many pictures are compared as the reference has, within these bounds."""
 
 Subject = str | Path | Model | Samples | np.ndarray
-"""What can be judged."""
+"""What can be evaluated: a path, a model, samples or an array of pictures."""
 
 
 @dataclass(frozen=True)
 class SubjectPictures:
-    """What is to be judged, opened: a model that draws, or pictures that are there."""
+    """The opened subject of an evaluation: a model that draws, or pictures that exist already."""
 
     name: str
     digest: str
@@ -37,7 +37,7 @@ class SubjectPictures:
 
     @property
     def form(self) -> tuple[int, int]:
-        """Size and channels of its pictures."""
+        """Return the side and the channels of its pictures."""
         if self.model is not None:
             return self.model.shape.size, self.model.shape.channels
         assert self.pictures is not None
@@ -45,14 +45,14 @@ class SubjectPictures:
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The labels its pictures have, None when they have none."""
+        """Return the labels of its pictures, None when they have none."""
         if self.model is not None:
             return None if self.model.unlabelled else self.model.labels
         assert self.pictures is not None
         return self.pictures.labels
 
     def count(self, num_references: int, options: EvaluationOptions) -> int:
-        """How many of its pictures are compared."""
+        """Return how many of its pictures are compared."""
         if self.model is not None:
             return options.samples or min(MOST, max(USUAL, num_references))
         assert self.pictures is not None
@@ -65,7 +65,7 @@ class SubjectPictures:
         return options.samples or min(MOST, have)
 
     def drawn(self, count: int, seed: int, counting: Counting) -> PictureSet:
-        """That many of its pictures, in random order: a folder's lie there class after class."""
+        """Return that many of its pictures in random order; a folder lists them class by class."""
         if self.model is not None:
             samples = self.model.sample(count, seed=seed, progress=counting("drawn"))
             labels = None if self.model.unlabelled else samples.labels
@@ -78,7 +78,7 @@ class SubjectPictures:
 
 
 def open_subject(subject: Subject, options: EvaluationOptions) -> SubjectPictures:
-    """The subject, with only the classes that count."""
+    """Open the subject, restricted to the classes that the options name."""
     judged = _opened(subject, options)
     if judged.model is not None:
         _check_form(judged, options)
@@ -88,7 +88,7 @@ def open_subject(subject: Subject, options: EvaluationOptions) -> SubjectPicture
 def set_of_array(
     pictures_NSSC: np.ndarray, name: str, labels: tuple[str, ...] | None
 ) -> PictureSet:
-    """A set of pictures that are in memory already."""
+    """Wrap pictures that are in memory already as a PictureSet."""
     array = pictures_NSSC[..., np.newaxis] if pictures_NSSC.ndim == 3 else pictures_NSSC
     if array.ndim != 4 or array.dtype != np.uint8 or array.shape[1] != array.shape[2]:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Scores: feature spaces, distances between sets of pictures, and the scorer training uses.
+"""Compute scores: feature spaces, distances between sets of pictures, the scorer of training.
 
 Owns every number that says how good pictures are, each with its interval. Knows no run, model or
 process.

@@ -1,7 +1,7 @@
-"""The feature network of labelled data: a small classifier, trained once and kept in the cache.
+"""Train the feature network of labelled data: a small classifier, which the cache keeps.
 
-One thread and streams of its own, so that the same pictures give the same network; found again by
-the digests of the pictures it was trained on.
+It uses one thread and random streams of its own, so that the same pictures give the same network;
+the digests of the pictures it was trained on find it again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RATE = 0.1
 _WARM_UP = 0.2
 _DECAY = 5e-4
 _SHIFT = 1
-"""Pixels a batch is moved about, so that few pictures go further."""
+"""Pixels that a batch is shifted by at most: augmentation for few pictures."""
 _MOST_SEEN = 120_000
 _LEAST_SEEN = 20_000
 _PASSES = 30
@@ -53,14 +53,14 @@ _MOST_HELD_OUT = 10_000
 
 @dataclass(frozen=True)
 class Telling:
-    """Whom to tell what is going on."""
+    """The callbacks that are told what happens: one for messages, one for progress."""
 
     say: Callable[[str], None] = lambda text: None
     progress: Progress | None = None
 
 
 def scored_data(config: DataConfig, size: int, channels: int) -> Dataset:
-    """The data whose feature network scores are computed with: all of a source's classes.
+    """Return the data to train the feature network of scores on: all of a source's classes.
 
     Whatever classes a run trains, and however few pictures of them, runs on one source share one
     space and can be compared; but `limits` cut here too, for what they cut is not to be had. Of
@@ -81,10 +81,10 @@ def space_for(
     telling: Telling | None = None,
     weights_file: str | Path | None = None,
 ) -> Space:
-    """The space that pictures are scored in when nobody names one.
+    """Return the feature space that pictures are scored in when nobody names one.
 
-    Points are their own features; pictures are seen by EfficientNet-Lite0. Where its weights are
-    not to be had, by the data's own classifier, or by random convolutions without labels.
+    Points are their own features; pictures go through EfficientNet-Lite0. Where its weights are
+    missing, they go through the data's own classifier, or without labels random convolutions.
 
     Args:
         shape: of the pictures.
@@ -106,7 +106,7 @@ def space_for(
 
 
 def classifier_for(dataset: Dataset, telling: Telling | None = None) -> Space:
-    """The classifier of a dataset, from the cache or trained now."""
+    """Return the classifier of a dataset, from the cache or trained now."""
     telling = telling or Telling()
     if len(dataset.labels) < 2:
         raise ConfigError(
@@ -130,13 +130,13 @@ def classifier_for(dataset: Dataset, telling: Telling | None = None) -> Space:
 
 
 def training_digest(dataset: Dataset) -> str:
-    """What names a dataset's classifier: labels and pictures, and how it is trained."""
+    """Return the digest that names a dataset's classifier: of labels, pictures and recipe."""
     digests = [(label, dataset.digest(label, Split.TRAIN)) for label in dataset.labels]
     return cache.key("feature network", RECIPE, dataset.size, dataset.channels, digests)
 
 
 def poor(space: Space, dataset: Dataset) -> str | None:
-    """A warning when the classifier is too weak for its features to mean much, else None."""
+    """Return a warning when the classifier is too weak for its features to mean much, else None."""
     if space.accuracy is None:
         return (
             f"{dataset.name} has no held-out pictures to test the feature network on: how good "
@@ -154,7 +154,7 @@ def poor(space: Space, dataset: Dataset) -> str | None:
 
 
 def examples(num_pictures: int) -> int:
-    """How many pictures training sees, repetitions counted."""
+    """Return how many pictures training sees, repetitions counted."""
     return min(_MOST_SEEN, max(_LEAST_SEEN, _PASSES * num_pictures))
 
 
@@ -188,7 +188,7 @@ def _trained(dataset: Dataset, trained_on: str, telling: Telling) -> Space:
 
 
 def numbers(pictures: PictureSet, labels: tuple[str, ...]) -> np.ndarray:
-    """For each picture the number of its label."""
+    """Return the number of each picture's label."""
     places = {label: place for place, label in enumerate(labels)}
     return np.array([places[label] for label in pictures.labels or ()], dtype=np.int64)
 
@@ -196,7 +196,7 @@ def numbers(pictures: PictureSet, labels: tuple[str, ...]) -> np.ndarray:
 def train(
     pictures: PictureSet, labels: tuple[str, ...], progress: Progress | None = None
 ) -> FeatureNetwork:
-    """A classifier of the pictures: SGD with Nesterov momentum, the rate up and down once."""
+    """Train a classifier of the pictures: SGD with Nesterov momentum, the rate up and down once."""
     network = bare(FeatureNetwork, pictures.channels, len(labels))
     initialise(network, stream(0, cell="", purpose="feature network"))
     optimiser = optimiser_of(network)
@@ -222,14 +222,14 @@ def train(
 
 
 def optimiser_of(network: FeatureNetwork) -> torch.optim.SGD:
-    """SGD with Nesterov momentum, for the rates of `set_rate`."""
+    """Return SGD with Nesterov momentum for the network; `set_rate` sets its rates."""
     return torch.optim.SGD(
         network.parameters(), lr=_RATE, momentum=0.9, nesterov=True, weight_decay=_DECAY
     )
 
 
 def set_rate(optimiser: torch.optim.SGD, step: int, steps: int) -> None:
-    """The rate of a step: up over the first fifth, then down to the end."""
+    """Set the learning rate of a step: it rises over the first fifth, then falls to the end."""
     done = step / steps
     for group in optimiser.param_groups:
         group["lr"] = _RATE * min((done + 1 / steps) / _WARM_UP, (1 - done) / (1 - _WARM_UP))
@@ -238,9 +238,9 @@ def set_rate(optimiser: torch.optim.SGD, step: int, steps: int) -> None:
 def batches(
     num_pictures: int, size: int, steps: int, *, seed: int, purpose: str
 ) -> Iterator[np.ndarray]:
-    """So many batches of rows: pass after pass in ever new order.
+    """Yield one batch of row numbers for each step, each pass over the data in a new order.
 
-    What is left of a pass begins the next one's batch, so that all are of one size.
+    Rows left over at the end of a pass begin the next batch, so that all have one size.
     """
     left, passes = np.empty(0, np.int64), count()
     for _ in range(steps):
@@ -252,7 +252,7 @@ def batches(
 
 
 def _shifted(x_BCSS: torch.Tensor, step: int) -> torch.Tensor:
-    """The batch moved by up to a pixel either way, edges repeated."""
+    """Return the batch shifted by up to a pixel either way, edges repeated."""
     side = x_BCSS.shape[-1]
     rng = stream(0, cell="", purpose="feature network shift", step=step)
     down, right = rng.integers(0, 2 * _SHIFT + 1, 2)

@@ -1,6 +1,6 @@
-"""Which scores there are, and which of them two sets of pictures admit.
+"""List the scores there are, and check which of them two sets of pictures allow.
 
-All of it is known before anything is drawn or computed: who asks for too much is told at once.
+All of it is known before anything is drawn or computed, so that errors come at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUPS: dict[str, str] = {
     "nearest": "distances to the nearest training and held-out pictures",
     "modes": "modes hit, for the toys and stacked-mnist",
 }
-"""What `metrics` chooses from."""
+"""The groups of scores that the option `metrics` chooses from, each with its meaning."""
 
 FEWEST = 8
 """Fewer pictures than this in a set, or in a class, are not scored."""
@@ -33,38 +33,38 @@ FEWEST_FOR_FID = 10_000
 """Pictures that FID's authors ask for (Heusel et al. 2017)."""
 
 SPLITS = 10
-"""Of the inception score."""
+"""Splits of the pictures over which the inception score is averaged."""
 
 
 @dataclass(frozen=True)
 class Preconditions:
-    """What is known of a contest before anything is drawn or computed."""
+    """What is known of two sets of pictures before anything is drawn or computed."""
 
     generated: tuple[str, int]
-    """Whose pictures, and how many."""
+    """The name of the subject, and how many of its pictures are compared."""
     reference: PictureSet
     other: PictureSet | None = None
     toy: Toy | None = None
     stacked: bool = False
     """Whether the pictures are three digits stacked."""
     kind: str | None = None
-    """Of feature space; None while it is not known yet."""
+    """The kind of feature space; None while it is not known yet."""
     dimensions: int | None = None
-    """Of feature space, likewise."""
+    """The dimensions of the feature space; None while they are not known yet."""
     space: Space | None = None
-    """None while it is not open yet."""
+    """The feature space; None while it is not open yet."""
     labeller: Space | None = None
-    """What says which labels pictures show; likewise, and None where nothing does."""
+    """The space that tells which labels pictures show; None before it is open, or without any."""
     allow_few: bool = False
 
     def within(self, space: Space, labeller: Space | None = None) -> Preconditions:
-        """All that is known once the space is open, and what tells labels if that does not."""
+        """Return all that is known once the space, and the labeller if another, is open."""
         known = replace(self, kind=space.kind, dimensions=space.dimensions, space=space)
         return replace(known, labeller=labeller or (space if space.labels else None))
 
 
 def check_groups(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The names, all known and each once; None stands for whatever applies."""
+    """Return the names of groups, each once, or raise ConfigError; None means all that apply."""
     if names is None:
         return None
     chosen = tuple(dict.fromkeys(names))
@@ -87,7 +87,7 @@ def check_groups(names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def check_facts(facts: Preconditions, groups: tuple[str, ...] | None) -> None:
-    """Nothing; an error for too few pictures, or for scores asked for that cannot be had."""
+    """Raise DataError for too few pictures, ConfigError for groups that cannot be computed."""
     subject, count = facts.generated
     if count < FEWEST:
         raise DataError(
@@ -105,7 +105,7 @@ def check_facts(facts: Preconditions, groups: tuple[str, ...] | None) -> None:
 
 
 def why_not(group: str, facts: Preconditions) -> str | None:
-    """Why a group of scores cannot be had, as far as is known, or None."""
+    """Return why a group of scores cannot be computed, as far as is known, or None."""
     generated, labels = facts.generated[1], facts.reference.labels
     space, labeller = facts.space, facts.labeller
     match group:
@@ -142,17 +142,17 @@ def why_not(group: str, facts: Preconditions) -> str | None:
 
 
 def fewest_for_is() -> int:
-    """Fewer pictures than this, and an inception score is mostly bias, whosever classes it has."""
+    """Return the number of pictures below which an inception score is mostly bias."""
     return FEWEST_FOR_FID
 
 
 def fewest_for_frechet(kind: str, dimensions: int) -> int:
-    """Fewer pictures than this in a set, and a Fréchet distance is mostly bias."""
+    """Return the number of pictures in a set below which a Fréchet distance is mostly bias."""
     return FEWEST_FOR_FID if kind in (INCEPTION, CLEAN) else enough_for_frechet(dimensions)
 
 
 def _too_few(facts: Preconditions, sets: Mapping[str, int]) -> str | None:
-    """Why the smallest of these sets does not do for a Fréchet distance, or None."""
+    """Return why the smallest of these sets is too small for a Fréchet distance, or None."""
     if facts.allow_few or facts.kind is None or facts.dimensions is None:
         return None
     fewest = fewest_for_frechet(facts.kind, facts.dimensions)

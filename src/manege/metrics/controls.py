@@ -1,6 +1,6 @@
-"""Whether a feature space can tell these data from what is plainly not like them.
+"""Check whether a feature space can tell these data from what is plainly not like them.
 
-A score is worth what its space sees. So real pictures that the space has not seen are held against
+A score is worth what its space sees. So real pictures that the space has not seen are compared to
 pictures that everybody would call wrong: shuffled pixels, a strong blur, one picture repeated,
 uniform noise, what an untrained generator draws, and what the run's own generator drew in its first
 rounds. The last matter most: noise that training drew against such features fools a space that
@@ -28,16 +28,16 @@ from manege.metrics.neighbours import balls, coverage
 from manege.metrics.spaces import CLASSIFIER, LITE0, POINTS, RANDOM, Space
 
 RULE = 1
-"""Change it whenever the rule or a control changes: what was found before is found anew."""
+"""Change it whenever the rule or a control changes: cached results are then computed anew."""
 MOST = 256
-"""Pictures of each kind: real ones on either side, and of each control."""
+"""Pictures of each kind at most: real ones on either side, and each control."""
 FEWEST = 8
-"""With fewer real pictures on either side nothing is told."""
+"""With fewer real pictures on either side no check is made."""
 MARGIN = 2.0
 """A control's KID must surely be above that of real pictures by so many halves of its interval."""
 NEIGHBOURS = 5
 FRESH_GENERATOR, EARLY_GENERATOR = "an untrained generator", "the run's early generator"
-"""What generators' pictures are called."""
+"""The names of the controls that generators' pictures make."""
 
 _BLUR = 4
 """A blurred pixel is the mean over a square of a quarter of the side, twice."""
@@ -45,7 +45,7 @@ _BLUR = 4
 
 @dataclass(frozen=True)
 class Control:
-    """What pictures that are plainly wrong get, or real ones."""
+    """The scores of one control, or of real pictures, in a space."""
 
     kid: Estimate
     coverage: Estimate
@@ -54,7 +54,7 @@ class Control:
 
 @dataclass(frozen=True)
 class Check:
-    """What came of it."""
+    """The outcome of the check of one space."""
 
     space: str
     real: Control
@@ -63,12 +63,12 @@ class Check:
     """The controls that are not clearly worse than real pictures."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the outcome as a tree for JSON."""
         return {"rule": RULE, **asdict(self), "told": told(self.space, self.blind)}
 
 
 def told(space: str, blind: tuple[str, ...]) -> str | None:
-    """One line where the space is blind: what it does not see, and what to use instead."""
+    """Return one line on what a blind space does not see and what to use instead, or None."""
     if not blind:
         return None
     return (
@@ -78,7 +78,7 @@ def told(space: str, blind: tuple[str, ...]) -> str | None:
 
 
 def instead(space: str) -> str:
-    """The spaces to go to from one that is blind."""
+    """Return the options that replace a blind space by others."""
     if space.startswith((CLASSIFIER, RANDOM)):
         return f"{field('features')} lite0, or {field('features')} inception"
     return f"{field('features')} {'inception' if space.startswith(LITE0) else 'lite0'}"
@@ -93,13 +93,13 @@ def check(
     made: bool = True,
     fewest: int = FEWEST,
 ) -> Check | None:
-    """Real pictures and controls in a space; None where there are too few pictures to tell.
+    """Compare controls with real pictures in a space; return None where there are too few pictures.
 
     Args:
         space: where to look.
         train: pictures that training sees; of many some are enough.
         held_out: those that it does not.
-        drawn: what generators drew that cannot draw yet, by a name.
+        drawn: what generators drew before they had learnt, by the control's name.
         made: whether to look at shuffled pixels, a blur and so on too.
         fewest: real pictures on either side that it takes.
     """
@@ -134,25 +134,25 @@ def check(
 
 
 def _worse(control: Control, real: Control) -> bool:
-    """Whether a control is clearly worse than real pictures: further off, and covers less."""
+    """Return whether a control is clearly worse than real pictures: further off, covering less."""
     bound = real.kid.value + MARGIN * (real.kid.high - real.kid.value)
     return control.kid.low > bound and control.coverage.value < real.coverage.value
 
 
 def _covers_less(control: Control, real: Control) -> bool:
-    """The same of points: KID's kernel knows three moments of them, and grids are like noise."""
+    """Return the same for points, without KID: it knows three moments and takes grids for noise."""
     return control.coverage.high < real.coverage.low
 
 
 def _thinned(pictures_NSSC: np.ndarray) -> np.ndarray:
-    """At most MOST of them, from all over: they lie there class after class."""
+    """Return at most MOST of the pictures, evenly spaced: sets list them class after class."""
     count = len(pictures_NSSC)
     rows = np.linspace(0, count - 1, min(count, MOST)).astype(np.int64)
     return pictures_NSSC[rows]
 
 
 def _made(real_NSSC: np.ndarray) -> dict[str, np.ndarray]:
-    """Pictures that everybody would call wrong, from real ones; points are told from noise."""
+    """Make pictures that everybody would call wrong from real ones; points get fewer controls."""
     count, side, _, channels = real_NSSC.shape
     rng = stream(0, cell="", purpose="controls")
     noise = rng.integers(0, 256, real_NSSC.shape, dtype=np.uint8)

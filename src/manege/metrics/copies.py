@@ -1,4 +1,4 @@
-"""Near-copies: how near a picture comes to the training pictures of its class.
+"""Find near-copies: measure how near a picture comes to the training pictures of its class.
 
 Distances are taken between pixels, averaged down to at most 16 a side, the smallest over moves of
 one pixel either way, and over mirrored pictures where training mirrors. No network has a part in
@@ -22,9 +22,9 @@ from manege import device
 from manege.metrics.estimate import wilson
 
 SHARE = 0.05
-"""The part of held-out pictures that counts as near: what no copying at all is expected to give."""
+"""The share of held-out pictures that counts as near: what is expected without any copying."""
 ENOUGH = 20
-"""Held-out pictures that a fifth percentile wants."""
+"""Held-out pictures that a fifth percentile needs."""
 TOO_MUCH = 2 * SHARE
 """A share that is surely above this is copying."""
 
@@ -38,18 +38,18 @@ class CopyBound:
 
     distance: float
     pictures: int
-    """Real pictures it was found with."""
+    """Number of real pictures that it was found with."""
     left_out: bool
-    """Found with each training picture left out in turn, for want of held-out ones."""
+    """Whether training pictures, each left out in turn, stood in for too few held-out ones."""
 
     @property
     def too_much(self) -> float:
-        """What a share must surely be above; more where few pictures set the bound."""
+        """Return what a share's interval must exceed: more where few pictures set the bound."""
         return max(TOO_MUCH, wilson(round(SHARE * self.pictures), self.pictures).high)
 
     @property
     def origin(self) -> str:
-        """Which pictures it was found with."""
+        """Return in words which pictures it was found with."""
         return "training" if self.left_out else "held-out"
 
 
@@ -60,7 +60,7 @@ def nearest_of(
     mirrored: bool = False,
     others: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each picture's distance to the nearest training picture, and that one's row.
+    """Return each picture's distance to the nearest training picture, and that one's row.
 
     Args:
         pictures_NSSC: bytes.
@@ -95,7 +95,7 @@ def nearest_of(
 def bound_of(
     training_MSSC: np.ndarray, held_out_NSSC: np.ndarray, *, mirrored: bool = False
 ) -> CopyBound:
-    """The fifth percentile of held-out pictures' distances to the training pictures.
+    """Return the fifth percentile of held-out pictures' distances to the training pictures.
 
     Where fewer than 20 are held out, each training picture is held against all others instead: it
     is as far from them as a held-out one would be. A picture that is there twice says nothing of
@@ -117,7 +117,7 @@ def bound_of(
 
 
 def _coarse(pictures_NSSC: np.ndarray) -> Tensor:
-    """N×D from 0 to 1."""
+    """Return the pictures averaged down to rows N×D of values from 0 to 1."""
     bytes_NSSC = torch.from_numpy(np.ascontiguousarray(pictures_NSSC))
     x_NCSS = bytes_NSSC.permute(0, 3, 1, 2).float() / 255
     side = x_NCSS.shape[-1]
@@ -126,7 +126,7 @@ def _coarse(pictures_NSSC: np.ndarray) -> Tensor:
 
 
 def _moved(pictures_NSSC: np.ndarray, *, mirrored: bool) -> Iterator[np.ndarray]:
-    """The pictures moved by up to a pixel either way, edges repeated; then so the mirrored ones."""
+    """Yield the pictures shifted by up to a pixel, edges repeated, then the same mirrored."""
     side = pictures_NSSC.shape[1]
     for flipped in (False, True) if mirrored else (False,):
         turned = pictures_NSSC[:, :, ::-1] if flipped else pictures_NSSC

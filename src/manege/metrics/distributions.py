@@ -1,4 +1,4 @@
-"""How labels and modes are spread: entropy, distance of the shares, modes reached, agreement.
+"""Score how labels and modes are spread: entropy, distance of shares, modes, agreement.
 
 Counts and labels in, scores out: who gave a picture its label is the caller's business. Shape
 legend: K labels or centres, N points, R draws; what takes counts_K takes R×K of them as well.
@@ -32,7 +32,7 @@ _DRAWS = 1000
 def label_scores(
     generated_K: np.ndarray, reference_K: np.ndarray, *, seed: int
 ) -> dict[str, Estimate]:
-    """Scores of the generated labels' counts against the reference's, by name.
+    """Score the generated labels' counts against the reference's; return the scores by name.
 
     "label-entropy": of the generated shares, in nats. "label-tvd": total variation distance
     between both shares. "modes": labels that get at least a tenth of the share they have in the
@@ -78,7 +78,7 @@ def label_scores(
 
 
 def inception_score(logits_NK: np.ndarray, splits: int = 10) -> Estimate:
-    """Mean over splits, in their order, of exp of the mean KL of one picture's labels to all's.
+    """Return the mean over splits, in order, of exp of the mean KL of a picture's labels to all's.
 
     The interval is that of a mean of so many values. Like the score itself (Salimans et al. 2016)
     it knows nothing of what few pictures a split do to it: they make it too small.
@@ -95,7 +95,7 @@ def inception_score(logits_NK: np.ndarray, splits: int = 10) -> Estimate:
 
 
 def stacked_scores(counts_K: np.ndarray, *, seed: int) -> dict[str, Estimate]:
-    """How pictures are spread over modes that should be equally likely, by name.
+    """Score how pictures are spread over modes that should be equally likely, by name.
 
     "modes-covered": modes that have a picture at all. "modes-kl": Kullback-Leibler divergence of
     their shares to equal ones, in nats; few pictures make it too large. The intervals have the
@@ -119,7 +119,7 @@ def stacked_scores(counts_K: np.ndarray, *, seed: int) -> dict[str, Estimate]:
 
 
 def agreement(wanted: npt.ArrayLike, found: npt.ArrayLike) -> Estimate:
-    """The share of labels found as they were wanted."""
+    """Return the share of labels found as they were wanted."""
     wanted_N, found_N = np.asarray(wanted), np.asarray(found)
     if wanted_N.ndim != 1 or wanted_N.shape != found_N.shape:
         raise ValueError(
@@ -131,7 +131,7 @@ def agreement(wanted: npt.ArrayLike, found: npt.ArrayLike) -> Estimate:
 def toy_scores(
     points_N2: np.ndarray, centres_K2: np.ndarray, deviation: float, *, seed: int
 ) -> dict[str, Estimate]:
-    """Scores of points that should lie in equal shares around some centres, by name.
+    """Score points that should lie in equal shares around some centres, by name.
 
     "high-quality": the share of points within three deviations of the nearest centre. "modes":
     centres that get a tenth of their fair share of all points, as high-quality ones. Its interval
@@ -160,7 +160,7 @@ def toy_scores(
 
 
 def _counts(counts_K: np.ndarray) -> np.ndarray:
-    """The counts as integers; ValueError if there is nothing to share out."""
+    """Return the counts as integers, or raise ValueError if they are invalid or all zero."""
     counts_K = np.asarray(counts_K)
     if counts_K.ndim != 1 or counts_K.dtype.kind not in "iu" or (counts_K < 0).any():
         raise ValueError(f"counts {counts_K}; expected a list of integers, none negative")
@@ -183,7 +183,7 @@ def _variation(counts_K: np.ndarray, reference_K: np.ndarray) -> np.ndarray:
 
 
 def _variation_estimate(value: float, draws_R: np.ndarray, right_R: np.ndarray) -> Estimate:
-    """The distance with its interval.
+    """Return the distance between shares with its interval.
 
     Args:
         value: the distance of the generated counts.
@@ -200,7 +200,7 @@ def _variation_estimate(value: float, draws_R: np.ndarray, right_R: np.ndarray) 
 
 
 def _modes(counts_K: np.ndarray, count: int, fair_K: np.ndarray) -> np.ndarray:
-    """How many get their part; compared as whole numbers, so that exactly a tenth is enough."""
+    """Count the modes with their share, in whole numbers, so that exactly a tenth is enough."""
     reached_K = (fair_K > 0) & (counts_K * fair_K.sum() >= MODE_SHARE * fair_K * count)
     modes: np.ndarray = reached_K.sum(axis=-1)
     return modes

@@ -1,6 +1,6 @@
-"""A score with its 95 % interval, and the few ways in which the scores come by one.
+"""A score with its 95 % interval, and the few ways in which such intervals are computed.
 
-Owns no score. Shape legend: N rows, D dimensions, R draws.
+Defines no score. Shape legend: N rows, D dimensions, R draws.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Z95 = 1.959963984540054
 
 @dataclass(frozen=True)
 class Estimate:
-    """A score and the interval that sampling noise alone would move it in; low ≤ value ≤ high."""
+    """A score and the interval in which sampling noise alone would move it; low ≤ value ≤ high."""
 
     value: float
     """The score of the samples at hand."""
@@ -30,20 +30,20 @@ class Estimate:
 def normal(
     value: float, variance: float, *, lowest: float = -math.inf, highest: float = math.inf
 ) -> Estimate:
-    """The value ± 1.96 standard deviations, within the range that is possible at all."""
+    """Return the value ± 1.96 standard deviations, clipped to the range that is possible."""
     reach = Z95 * math.sqrt(variance)
     return Estimate(value, max(lowest, value - reach), min(highest, value + reach))
 
 
 def mean_of(independent: Sequence[Estimate]) -> Estimate:
-    """The mean of scores of different samples, from intervals that are ± the same on both sides."""
+    """Return the mean of scores of independent samples whose intervals are symmetric."""
     deviations = [(one.high - one.low) / (2 * Z95) for one in independent]
     variance = sum(one**2 for one in deviations) / len(deviations) ** 2
     return normal(sum(one.value for one in independent) / len(independent), variance)
 
 
 def wilson(successes: int, count: int) -> Estimate:
-    """The share of successes with Wilson's interval (1927), sound near 0 and 1 and for few."""
+    """Return the share of successes with Wilson's interval (1927), good for few and at 0 or 1."""
     if not 0 <= successes <= count or count == 0:
         raise ValueError(f"{successes} successes of {count}; expected at least one trial")
     share, weight = successes / count, Z95**2 / count
@@ -58,7 +58,7 @@ def wilson(successes: int, count: int) -> Estimate:
 def basic_bootstrap(
     value: float, draws_R: np.ndarray, *, lowest: float, highest: float
 ) -> Estimate:
-    """The value with the basic bootstrap interval, clipped to what is possible.
+    """Return the value with the basic bootstrap interval, clipped to what is possible.
 
     Basic, not percentile: a score that redrawing shifts one way (entropy down, a distance up) has
     already been shifted so once by the sample itself. The basic interval takes the shift back, the
@@ -70,13 +70,13 @@ def basic_bootstrap(
 
 
 def percentile_bootstrap(value: float, draws_R: np.ndarray) -> Estimate:
-    """The value with the middle 95 % of the draws, widened to the value; for counts of things."""
+    """Return the value with the middle 95 % of the draws, widened to the value; for counts."""
     below, above = np.quantile(draws_R, (0.025, 0.975), method="inverted_cdf")
     return Estimate(value, min(value, float(below)), max(value, float(above)))
 
 
 def check_features(*sets_ND: np.ndarray, at_least: int) -> None:
-    """Nothing; ValueError unless these are finite tables of one width with enough rows each."""
+    """Raise ValueError unless these are finite tables of one width with enough rows each."""
     for features_ND in sets_ND:
         if features_ND.ndim != 2:
             raise ValueError(f"features of shape {features_ND.shape}; expected rows × dimensions")

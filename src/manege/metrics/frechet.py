@@ -18,7 +18,7 @@ from torch import Tensor
 from manege.metrics.estimate import Estimate, check_features, normal
 
 SAMPLES_PER_DIMENSION = 8
-"""Fewer samples than this for each dimension and bias drowns the distance."""
+"""With fewer samples for each dimension the bias outweighs the distance."""
 
 _CHUNK = 2048
 """Rows that are in memory as float64 at once."""
@@ -26,7 +26,7 @@ _CHUNK = 2048
 
 @dataclass(frozen=True)
 class Moments:
-    """What the distance knows of a set of features."""
+    """The count, mean and covariance of a set of features: all that the distance depends on."""
 
     count: int
     """Rows the moments were taken from."""
@@ -38,14 +38,14 @@ class Moments:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Rows of a set, counted and added up, all seen from one and the same origin."""
+    """The number and the sums of some rows, taken relative to one common origin."""
 
     count: int
     sum_D: Tensor
     products_DD: Tensor
 
     def minus(self, part: _Sums) -> _Sums:
-        """The sums without some of their rows."""
+        """Return the sums without some of their rows."""
         return _Sums(
             self.count - part.count,
             self.sum_D - part.sum_D,
@@ -53,7 +53,7 @@ class _Sums:
         )
 
     def moments(self, origin_D: Tensor) -> Moments:
-        """The moments of the rows, seen from 0 again."""
+        """Return the moments of the rows, relative to 0 again."""
         shift_D = self.sum_D / self.count
         covariance_DD = self.products_DD - self.count * torch.outer(shift_D, shift_D)
         return Moments(
@@ -62,19 +62,19 @@ class _Sums:
 
 
 def moments(features_ND: np.ndarray) -> Moments:
-    """Count, mean and covariance of at least two rows."""
+    """Return count, mean and covariance of at least two rows."""
     check_features(features_ND, at_least=2)
     origin_D = _mean(features_ND)
     return _sums(features_ND, origin_D).moments(origin_D)
 
 
 def frechet_distance(a: Moments, b: Moments) -> float:
-    """|μa − μb|² + tr Σa + tr Σb − 2 tr (Σa Σb)^½, never negative, for any two covariances."""
+    """Return |μa − μb|² + tr Σa + tr Σb − 2 tr (Σa Σb)^½, never negative, for any covariances."""
     return _distance(a, root(a), b, root(b))
 
 
 def frechet_distances(own: Moments, others: Sequence[Moments]) -> list[float]:
-    """The distance of one to each of several, in one go."""
+    """Return the distance of one set to each of several, computed together."""
     if not others:
         return []
     root_DR = root(own)
@@ -94,7 +94,7 @@ def frechet_distances(own: Moments, others: Sequence[Moments]) -> list[float]:
 
 
 def frechet(x_ND: np.ndarray, y_MD: np.ndarray, blocks: int = 20) -> Estimate:
-    """The distance between two sets of at least four rows, with a jackknife interval.
+    """Return the distance between two sets of at least four rows, with a jackknife interval.
 
     Each set is cut into interleaved blocks and the distance taken again without each block
     (delete-a-group jackknife, Kott 2001); the variances of both sets add up. The interval tells
@@ -133,7 +133,7 @@ class Spread:
 
 
 def spread(features_ND: np.ndarray) -> Spread:
-    """The spread of at least four rows, of whatever rank."""
+    """Return the spread of at least four rows, of whatever rank."""
     check_features(features_ND, at_least=4)
     # A copy: torch refuses to share memory that may not be written.
     rows_ND = torch.from_numpy(np.array(features_ND, dtype=np.float64))
@@ -146,7 +146,7 @@ def spread(features_ND: np.ndarray) -> Spread:
 
 
 def frechet_between(a: Spread, b: Spread) -> Estimate:
-    """The same distance with an interval of first order, for many dimensions.
+    """Return the Fréchet distance with an interval of first order, for many dimensions.
 
     The jackknife of :func:`frechet` would take a decomposition for each block. Here a row's
     influence on the distance comes from its gradient: with T the map that takes a's Gaussian to
@@ -167,7 +167,7 @@ def frechet_between(a: Spread, b: Spread) -> Estimate:
 
 
 def _influence(set_: Spread, apart_D: Tensor, turn_RK: Tensor, s_K: Tensor) -> float:
-    """What a set's sampling adds to the variance of the distance."""
+    """Return what a set's sampling adds to the variance of the distance."""
     scale = set_.count - 1
     towards_N = set_.rows_NR @ (set_.root_RD @ apart_D) * sqrt(scale)
     moved_N = (set_.rows_NR @ turn_RK).square_() @ s_K * scale
@@ -175,12 +175,12 @@ def _influence(set_: Spread, apart_D: Tensor, turn_RK: Tensor, s_K: Tensor) -> f
 
 
 def enough_for_frechet(dimensions: int) -> int:
-    """Samples that a distance in so many dimensions takes."""
+    """Return the samples that a distance in so many dimensions needs."""
     return SAMPLES_PER_DIMENSION * dimensions
 
 
 def root(set_: Moments) -> Tensor:
-    """A D×R matrix A with Σ = A Aᵀ, R the rank that rounding leaves."""
+    """Return a D×R matrix A with Σ = A Aᵀ, R the rank that rounding leaves."""
     values_D, vectors_DD = torch.linalg.eigh(torch.from_numpy(set_.covariance_DD))
     # What rounding makes of an eigenvalue 0 may be negative, and if positive its root is no
     # longer small: 1e-16 would add 1e-8 to the distance.
@@ -191,7 +191,7 @@ def root(set_: Moments) -> Tensor:
 
 
 def jackknife_variance(without_each: list[float]) -> float:
-    """The variance of a value, from the values without each block."""
+    """Return the variance of a value, from the values without each block."""
     left_out_G = np.array(without_each)
     return float((len(left_out_G) - 1) * left_out_G.var())
 
@@ -202,7 +202,7 @@ def _mean(features_ND: np.ndarray) -> Tensor:
 
 
 def _sums(features_ND: np.ndarray, origin_D: Tensor) -> _Sums:
-    """The sums of all rows; the origin, near the mean, keeps products from cancelling later."""
+    """Sum all rows; the origin, near the mean, keeps products from cancelling later."""
     dimensions = len(origin_D)
     sum_D = torch.zeros(dimensions, dtype=torch.float64)
     products_DD = torch.zeros(dimensions, dimensions, dtype=torch.float64)
@@ -216,7 +216,7 @@ def _sums(features_ND: np.ndarray, origin_D: Tensor) -> _Sums:
 
 
 def _without_each(features_ND: np.ndarray, blocks: int) -> list[Moments]:
-    """The moments without block 0, without block 1, …; row i is in block i mod ``blocks``."""
+    """Return the moments without block 0, block 1, … each; row i is in block i mod ``blocks``."""
     # Two rows a block at least, so that two are left of the smallest set there may be.
     blocks = min(blocks, len(features_ND) // 2)
     origin_D = _mean(features_ND)

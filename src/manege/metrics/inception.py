@@ -1,7 +1,7 @@
 """Inception-v3 as released on 2015-12-05: the network that FID, KID and IS are defined with.
 
-From bytes to the 2048 pooled features, resizing included, written for a CPU: the batch norms are
-folded into the convolutions once, and channels lie last. Where weights come from is `weights`.
+Maps bytes to the 2048 pooled features, resizing included, written for a CPU: batch norms are folded
+into the convolutions once, and channels come last. `weights` says where the weights come from.
 
 Shape legend: B pictures, C channels, S side, D dimensions, K outputs, T the side of 299.
 """
@@ -26,42 +26,42 @@ HEAD = "fc.weight"
 """The last layer, without its bias: the inception score was defined so (Salimans et al. 2016)."""
 
 _EPSILON = 1e-3
-"""Of the batch norms, which have no scale."""
+"""Epsilon of the batch norms, which have no scale."""
 
 
 @dataclass(frozen=True)
 class InceptionConv:
-    """A convolution without bias, its batch norm and a ReLU."""
+    """A step of the network: a convolution without bias, its batch norm and a ReLU."""
 
     name: str
     outputs: int
     kernel: tuple[int, int] = (1, 1)
     stride: int = 1
     same: bool = False
-    """Padded so that the side stays."""
+    """Whether it is padded so that the side stays the same."""
 
     @property
     def padding(self) -> tuple[int, int]:
-        """Rows and columns of zeros at each border."""
+        """Return the rows and columns of zeros at each border."""
         return (self.kernel[0] // 2, self.kernel[1] // 2) if self.same else (0, 0)
 
 
 @dataclass(frozen=True)
 class InceptionPool:
-    """3×3; the mean counts only what lies inside the picture."""
+    """A 3×3 pooling step; the mean counts only what lies inside the picture."""
 
     kind: Literal["max", "mean"]
     stride: int = 1
 
     @property
     def padding(self) -> int:
-        """Only what keeps the side is padded."""
+        """Return the padding: 1 where the step keeps the side, else 0."""
         return 1 if self.stride == 1 else 0
 
 
 @dataclass(frozen=True)
 class Fork:
-    """Branches that begin alike and are put side by side, channel after channel."""
+    """Branches with the same input, whose outputs are concatenated along the channels."""
 
     branches: tuple[Chain, ...]
 
@@ -187,11 +187,11 @@ PLAN: Chain = (
     # The release takes the maximum here, not the mean as the paper does.
     _block_e("Mixed_7c", "max"),
 )
-"""The whole network, named as usual."""
+"""The whole network; layers have their usual names."""
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor but the head, in the order of the network."""
+    """Return name and shape of every tensor but the head, in the order of the network."""
     found: dict[str, tuple[int, ...]] = {}
     for conv, inputs in _convs(PLAN, 3):
         found[f"{conv.name}.weight"] = (conv.outputs, inputs, *conv.kernel)
@@ -201,7 +201,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 class Inception:
-    """The network with its weights; its features are those of pictures of any side.
+    """The network with its weights, which takes pictures of any side.
 
     Args:
         tensors: as `shapes` lists them, maybe with the head.
@@ -219,20 +219,20 @@ class Inception:
 
     @property
     def has_head(self) -> bool:
-        """Whether the last layer is there: without it no inception score."""
+        """Return whether the last layer is there: without it there is no inception score."""
         return self._head is not None
 
     def features(self, bytes_BSSC: Tensor) -> Tensor:
-        """B×2048 of pictures as they are kept; grey ones count for all three channels."""
+        """Return the features B×2048 of pictures in bytes; grey ones fill all three channels."""
         x = self._chain(PLAN, self.prepared(bytes_BSSC))
         return x.mean((2, 3))
 
     def logits(self, features_BD: Tensor) -> Tensor | None:
-        """B×1008, or None without the head."""
+        """Return the logits B×1008, or None without the head."""
         return None if self._head is None else features_BD @ self._head.T
 
     def prepared(self, bytes_BSSC: Tensor) -> Tensor:
-        """B×3×299×299, (byte - 128) / 128 after resizing."""
+        """Return the network's input B×3×299×299: (byte - 128) / 128 after resizing."""
         side = bytes_BSSC.shape[1]
         resize_TS = torch.from_numpy(self._resize(side, SIDE))
         x = resize_TS @ bytes_BSSC.permute(0, 3, 1, 2).float() @ resize_TS.T
@@ -259,12 +259,12 @@ class Inception:
 
 
 def clean(tensors: Mapping[str, Tensor]) -> Inception:
-    """The same network behind an antialiased resize (Parmar et al. 2022)."""
+    """Return the network of these weights behind an antialiased resize (Parmar et al. 2022)."""
     return Inception(tensors, bicubic)
 
 
 def _convs(chain: Chain, inputs: int) -> Iterator[tuple[InceptionConv, int]]:
-    """Every convolution with its number of inputs, in the order of the network."""
+    """Yield every convolution with its number of inputs, in the order of the network."""
     for step in chain:
         match step:
             case InceptionConv():
@@ -292,7 +292,7 @@ def _outputs(step: InceptionConv | InceptionPool | Fork, inputs: int) -> int:
 
 
 def _folded(name: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Weight and bias of one convolution that does what convolution and batch norm do."""
+    """Return weight and bias of the one convolution that equals convolution and batch norm."""
     weight, beta, mean, var = (
         tensors[f"{name}.{part}"].double() for part in ("weight", "beta", "mean", "var")
     )

@@ -1,6 +1,6 @@
-"""Published weights: found on this machine, read, and kept in the cache in our own form.
+"""Find published weights on this machine, read them, and cache them in our own format.
 
-What is kept is safetensors, verified when it is read.
+The cached files are safetensors, verified when they are read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CAP_BYTES = 1 << 28
 
 
 def packaged(package: str, place: str) -> Path | None:
-    """A file of a package, found without importing it; None where there is none."""
+    """Return a file of an installed package, found without importing it, or None."""
     spec = importlib.util.find_spec(package.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -33,7 +33,7 @@ def packaged(package: str, place: str) -> Path | None:
 
 
 def content_of(path: Path, cap: int, called: str, expected: str) -> bytes:
-    """What a file of weights holds; DataError, with what it is called, when it cannot be read."""
+    """Return the bytes of a file of weights, or raise DataError that says what was expected."""
     try:
         return read_capped(path, cap)
     except OSError as error:
@@ -42,7 +42,7 @@ def content_of(path: Path, cap: int, called: str, expected: str) -> bytes:
 
 
 def digest_of(tensors: Mapping[str, Tensor], names: Iterable[str]) -> str:
-    """The digest of the named tensors' numbers, whatever file they came from."""
+    """Return the digest of the named tensors' numbers, whatever file they came from."""
     digest = hashlib.sha256()
     for name in names:
         digest.update(name.encode())
@@ -51,7 +51,7 @@ def digest_of(tensors: Mapping[str, Tensor], names: Iterable[str]) -> str:
 
 
 def keep(kind: str, tensors: Mapping[str, Tensor], source_sha256: str) -> None:
-    """Write tensors into the cache; the name carries the source's digest and the content's."""
+    """Write tensors into the cache; the file's name has the digests of source and content."""
     arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
     # One entry only: safetensors writes several in any order, and the digest would differ.
     told = {"source_sha256": source_sha256}
@@ -64,7 +64,7 @@ def keep(kind: str, tensors: Mapping[str, Tensor], source_sha256: str) -> None:
 
 
 def kept(kind: str, source_sha256: str) -> dict[str, Tensor] | None:
-    """What was kept of a source, None when nothing sound was."""
+    """Return the tensors cached for a source, or None when there is no intact file."""
     for path in (cache_folder() / kind).glob(f"{source_sha256}-*.safetensors"):
         try:
             blob = read_capped(path, CAP_BYTES)

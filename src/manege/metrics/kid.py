@@ -1,7 +1,7 @@
 """Kernel distance between two sets of features: the unbiased MMD² of KID (Bińkowski et al. 2018).
 
-All pairs of all samples, not the mean over random subsets of the paper: nothing is random and
-nothing is wasted. Shape legend: N and M rows of the two sets, D dimensions, B rows of a tile.
+It uses all pairs of all samples, not the mean over random subsets of the paper: nothing is random
+and nothing is wasted. Shape legend: N and M rows of the two sets, D dimensions, B rows of a tile.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from manege.metrics.estimate import Estimate, check_features, normal
 
 _TILE = 512
-"""Rows and columns of the kernel in memory at once: 2 MB, which a cache holds."""
+"""Rows and columns of the kernel in memory at once: 2 MB, which fit a processor's cache."""
 
 
 def kid(x_ND: np.ndarray, y_MD: np.ndarray) -> Estimate:
-    """MMD² with the kernel (x·y/D + 1)³ between two sets of at least four rows.
+    """Return MMD² with the kernel (x·y/D + 1)³ between two sets of at least four rows.
 
     The value is unbiased, hence sometimes negative where the sets agree. Its variance is that of
     a U-statistic of two samples, both orders of Hoeffding's decomposition (Serfling 1980, chapter
@@ -71,7 +71,7 @@ def _tiles(count: int, first: int = 0) -> Iterator[slice]:
 
 
 def _within(x_ND: Tensor) -> tuple[Tensor, float]:
-    """Row sums of the kernel of a set with itself, and the sum of its squares; no diagonal."""
+    """Return row sums of the kernel within a set, and the sum of its squares, off the diagonal."""
     sum_N = torch.zeros(len(x_ND), dtype=torch.float64)
     squares = 0.0
     for rows in _tiles(len(x_ND)):
@@ -89,7 +89,7 @@ def _within(x_ND: Tensor) -> tuple[Tensor, float]:
 
 
 def _between(x_ND: Tensor, y_MD: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Row sums and column sums of the kernel between two sets, and the sum of its squares."""
+    """Return row and column sums of the kernel between two sets, and the sum of its squares."""
     sum_N = torch.zeros(len(x_ND), dtype=torch.float64)
     sum_M = torch.zeros(len(y_MD), dtype=torch.float64)
     squares = 0.0
@@ -107,7 +107,7 @@ def _sum_of_squares(tile: Tensor) -> float:
 
 
 def _interaction_within(sum_N: Tensor, squares: float) -> float:
-    """σ² of a kernel within a set: what row and column effects leave of it, off the diagonal.
+    """Return σ² of a kernel within a set: what row and column effects leave, off the diagonal.
 
     Unbiased: the effects use up N of the N(N−1)/2 pairs (Székely & Rizzo 2014, on U-centring).
     """
@@ -117,7 +117,7 @@ def _interaction_within(sum_N: Tensor, squares: float) -> float:
 
 
 def _interaction_between(sum_N: Tensor, sum_M: Tensor, squares: float) -> float:
-    """σ² of a kernel between two sets: what row and column effects leave of it; unbiased."""
+    """Return σ² of a kernel between two sets: what row and column effects leave of it; unbiased."""
     N, M, total = len(sum_N), len(sum_M), float(sum_N.sum())
     effects = float(sum_N.square().sum()) / M + float(sum_M.square().sum()) / N - total**2 / (N * M)
     return max(0.0, (squares - effects) / ((N - 1) * (M - 1)))

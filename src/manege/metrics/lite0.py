@@ -1,8 +1,8 @@
-"""EfficientNet-Lite0 as a judge: pictures of any side, at one input size, to 128 numbers.
+"""EfficientNet-Lite0 for scores: map pictures of any side, at one input size, to 128 numbers.
 
-A discriminator may be trained on this network too (`critic: {kind: features}`). It sees maps of
-the middle stages at the pictures' own size; the judge sees what comes after the last stage, at
-another size. What is published is not kept in a run, only described.
+A discriminator may be trained on this network too (`critic: {kind: features}`). It uses maps
+of the middle stages at the pictures' own size; scores use what comes after the last stage, at
+another size. A run does not keep the published weights, only a description.
 
 Shape legend: B pictures, C channels, S side, F pooled features, D dimensions.
 """
@@ -21,19 +21,19 @@ from manege.metrics.lite0_weights import FeatureWeights
 from manege.models.lite0 import DIMENSIONS as POOLED
 
 SIDE = 64
-"""What pictures are brought to."""
+"""The side that pictures are resized to."""
 DIMENSIONS = 128
-"""What the 1280 pooled features are projected to: covariances of 1280 are neither to be estimated
-from some hundred pictures nor to be kept round by round."""
+"""The length that the 1280 pooled features are projected to: covariances of 1280 can neither be
+estimated from some hundred pictures nor be kept round by round."""
 REVISION = 1
 """Change it whenever the arithmetic below changes: it is part of the digest."""
 
 
 class Lite0Features:
-    """The pooled features of the last layer, projected; the thousand classes beside."""
+    """The network: it returns projected features of the last layer, and logits of 1000 classes."""
 
     CHUNK = 64
-    """Pictures that go through it together, wherever: bits of a matrix product depend on that."""
+    """Pictures in a batch, the same everywhere: the bits of a matrix product depend on it."""
     dimensions = DIMENSIONS
 
     def __init__(self, weights: FeatureWeights) -> None:
@@ -49,25 +49,25 @@ class Lite0Features:
 
     @property
     def sha256(self) -> str:
-        """Of all that decides the features."""
+        """Return a digest of all that determines the features."""
         told = [self.weights_sha256, SIDE, DIMENSIONS, REVISION]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
     def features(self, x_BCSS: Tensor) -> Tensor:
-        """B×D."""
+        """Return the projected features B×D."""
         return torch.mm(self._pooled(x_BCSS), self._projection_FD)
 
     def logits(self, features_BD: Tensor) -> Tensor | None:
-        """None: what is projected tells no classes; see `both`."""
+        """Return None: projected features tell no classes; see `both`."""
         return None
 
     def both(self, x_BCSS: Tensor) -> Tensor:
-        """B×(D + 1000): the features, and the logits of ImageNet's classes, in one go."""
+        """Return B×(D + 1000): the features, and the logits of ImageNet's classes."""
         pooled_BF = self._pooled(x_BCSS)
         return torch.cat([pooled_BF @ self._projection_FD, self._lite0.logits(pooled_BF)], 1)
 
     def _pooled(self, x_BCSS: Tensor) -> Tensor:
-        """B×F."""
+        """Return the pooled features B×F of the resized pictures."""
         if x_BCSS.shape[-1] != SIDE:
             # Averaged over where pixels are left out: else what lies between them would not count.
             x_BCSS = F.interpolate(

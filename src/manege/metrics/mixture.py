@@ -1,7 +1,7 @@
-"""What a mixture of generators is worth, by algebra on what is known of each: no more drawing.
+"""Score a mixture of generators from moments of each member, without drawing again.
 
 Each class satisfies `cell.mixture.MixtureScorer`: moments of a member's pictures once, then the
-score of any weights in a millisecond. Smaller is better. One thread, so that scores are the same
+score of any weights in a millisecond. Smaller is better. One thread makes scores the same
 everywhere.
 
 Both scores come out worse from few pictures than from many. Weights spread over all members use
@@ -26,14 +26,14 @@ from manege.metrics.frechet import frechet, jackknife_variance, moments, root
 from manege.metrics.spaces import LITE0, Space
 
 MOST_BY_LITE0 = 2_000
-"""Pictures of a final mixture that Lite0 looks at, which takes some ten times as long as others.
-Members take turns, so that the first stand for all."""
+"""Pictures of a final mixture that Lite0 scores, which takes some ten times as long as others.
+Members take turns, so that the first represent all."""
 
 _BLOCKS = 20
-"""Blocks of a jackknife."""
+"""Number of blocks of a jackknife."""
 
 _OFF_ONE = 1e-9
-"""How far from 1 the sum of weights may be."""
+"""Tolerance of the sum of weights around 1."""
 
 
 class FrechetMixture:
@@ -69,14 +69,14 @@ class FrechetMixture:
         self._places_DD = torch.from_numpy(places_DD)
 
     def moments(self, pictures_NSSC: np.ndarray) -> np.ndarray:
-        """Count, mean and the covariance's upper triangle, of at least two pictures."""
+        """Return count, mean and the covariance's upper triangle, of at least two pictures."""
         features_ND = self.space.features(pictures_NSSC)
         with device.threads(1):
             own = moments(features_ND)
         return np.concatenate([[own.count], own.mean_D, own.covariance_DD[self._triangle]])
 
     def score(self, weights_S: np.ndarray, moments: Sequence[np.ndarray]) -> float:
-        """The mixture's distance to the reference, never negative."""
+        """Return the mixture's distance to the reference, never negative."""
         dimensions = self.space.dimensions
         known = _stacked(weights_S, moments, 1 + dimensions + len(self._triangle[0]))
         count_S, mean_SD, triangle_SV = np.split(known, [1, 1 + dimensions], axis=1)
@@ -85,7 +85,7 @@ class FrechetMixture:
         return self._distance(weights_S, count_S[:, 0], mean_SD, triangle_SV)
 
     def measure(self, pictures_NSSC: np.ndarray) -> Estimate:
-        """The distance of pictures that the mixture drew, in the order it drew them."""
+        """Return the distance of pictures that the mixture drew, in the order it drew them."""
         features_ND = self.space.features(pictures_NSSC[: self._most])
         check_features(features_ND, at_least=4)
         blocks = min(_BLOCKS, len(features_ND) // 2)
@@ -136,18 +136,18 @@ class InceptionMixture:
         self.space = space
 
     def moments(self, pictures_NSSC: np.ndarray) -> np.ndarray:
-        """The mean probability of each label and the mean entropy, of at least one picture."""
+        """Return the mean probability of each label and the mean entropy; one picture is enough."""
         mean: np.ndarray = self._known(pictures_NSSC, at_least=1).mean(axis=0)
         return mean
 
     def score(self, weights_S: np.ndarray, moments: Sequence[np.ndarray]) -> float:
-        """Minus the mixture's inception score."""
+        """Return minus the mixture's inception score."""
         return self._value(weights_S @ _stacked(weights_S, moments, len(self.space.labels) + 1))
 
     def measure(self, pictures_NSSC: np.ndarray) -> Estimate:
-        """Minus the inception score of pictures that the mixture drew, in the order it drew them.
+        """Return minus the inception score of pictures the mixture drew, in the order it drew them.
 
-        Of all pictures together, not the mean over parts; with a jackknife interval.
+        It is that of all pictures together, not the mean over parts, with a jackknife interval.
         """
         known = self._known(pictures_NSSC, at_least=4)
         parts = np.array_split(known, min(_BLOCKS, len(known) // 2))
@@ -165,7 +165,7 @@ class InceptionMixture:
         )
 
     def _known(self, pictures_NSSC: np.ndarray, *, at_least: int) -> np.ndarray:
-        """N×(K + 1): each picture's label probabilities and their entropy."""
+        """Return N×(K + 1): each picture's label probabilities and their entropy."""
         features_ND = self.space.features(pictures_NSSC)
         check_features(features_ND, at_least=at_least)
         with device.threads(1), torch.no_grad():
@@ -178,13 +178,13 @@ class InceptionMixture:
         return known
 
     def _value(self, mean: np.ndarray) -> float:
-        """Minus the score, from mean probabilities and the mean entropy; within its range."""
+        """Return minus the score, from mean probabilities and mean entropy, within its range."""
         information = float(special.entr(torch.from_numpy(mean[:-1])).sum() - mean[-1])
         return -float(np.clip(np.exp(information), 1.0, len(self.space.labels)))
 
 
 def _stacked(weights_S: np.ndarray, moments: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """The members' moments, one a row; ValueError unless weights and moments are what they say."""
+    """Return the members' moments as rows; raise ValueError for invalid weights or moments."""
     if weights_S.shape != (len(moments),) or weights_S.dtype != np.float64 or not moments:
         raise ValueError(
             f"weights of shape {weights_S.shape} and type {weights_S.dtype} for {len(moments)} "
@@ -203,10 +203,10 @@ def _stacked(weights_S: np.ndarray, moments: Sequence[np.ndarray], width: int) -
 
 
 def _runs(count: int, blocks: int) -> np.ndarray:
-    """An order of rows in which the interleaved blocks of :func:`frechet` are runs of rows.
+    """Return an order of rows in which the interleaved blocks of :func:`frechet` are runs of rows.
 
-    A mixture's members take turns. Every so many rows may all be of the same member, and leaving
-    them out would leave out the member; of a run every member has its share.
+    A mixture's members take turns. Rows at equal steps may all be of one member, and leaving them
+    out would leave out that member; in a run of rows every member has its share.
     """
     order = np.empty(count, dtype=np.int64)
     order[np.argsort(np.arange(count) % blocks, kind="stable")] = np.arange(count)

@@ -1,7 +1,7 @@
-"""Nearest neighbours, and the four scores that count them: precision, recall, density, coverage.
+"""Find nearest neighbours, and score by them: precision, recall, density and coverage.
 
-Euclidean, all pairs, a block of rows at a time. Shape legend: N and M rows of the two sets,
-D dimensions, B rows of a block, K neighbours, C candidates for them.
+Distances are Euclidean, between all pairs, a block of rows at a time. Shape legend: N and M rows of
+the two sets, D dimensions, B rows of a block, K neighbours, C candidates for them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from manege.metrics.estimate import Estimate, check_features, normal, wilson
 
 _BLOCK_BYTES = 16 * 2**20
-"""Largest block of distances; blocks that a cache almost holds are quicker than larger ones."""
+"""Largest block of distances; blocks that almost fit a cache are quicker than larger ones."""
 
 _SPARE = 8
 """Candidates for neighbours beyond those asked for; see :func:`nearest`."""
@@ -25,12 +25,12 @@ _ROUNDING = 1e-12
 
 
 def nearest(x_ND: np.ndarray, y_MD: np.ndarray, k: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """For each row of x its k nearest rows of y: distances N×k, ascending, and their indices.
+    """Return, for each row of x, its k nearest rows of y: distances N×k, ascending, and indices.
 
     Candidates are chosen by |x|² + |y|² − 2 x·y, which is quick but cancels: where a distance is
     small against the rows, even 0, nothing but rounding is left. So the candidates' distances are
     taken again by subtraction, and there are a few more candidates than k, because rounding may
-    have put the true k-th behind some that are as near. Equal distances: the lower index first.
+    have put the true k-th behind some that are as near. Equal distances are sorted by index.
     """
     check_features(x_ND, y_MD, at_least=1)
     if not 1 <= k <= len(y_MD):
@@ -52,7 +52,7 @@ def nearest(x_ND: np.ndarray, y_MD: np.ndarray, k: int = 1) -> tuple[np.ndarray,
 
 
 def prdc(generated_ND: np.ndarray, reference_MD: np.ndarray, k: int = 5) -> dict[str, Estimate]:
-    """Precision, recall, density and coverage of generated rows, by name.
+    """Return precision, recall, density and coverage of generated rows, by name.
 
     Around each row lies a ball that reaches to the k-th nearest other row of its own set.
     Precision is the share of generated rows in any reference ball, recall the share of reference
@@ -96,13 +96,13 @@ def prdc(generated_ND: np.ndarray, reference_MD: np.ndarray, k: int = 5) -> dict
 
 
 def balls(reference_MD: np.ndarray, k: int = 5) -> Tensor:
-    """The radius of the ball around each row, for :func:`coverage`; they are k + 1 at least."""
+    """Return the radius of the ball around each of at least k + 1 rows, for :func:`coverage`."""
     check_features(reference_MD, at_least=k + 1)
     return _radii(reference_MD, k)
 
 
 def coverage(generated_ND: np.ndarray, reference_MD: np.ndarray, radius_M: Tensor) -> Estimate:
-    """That of :func:`prdc` alone, by radii that are known already."""
+    """Return the coverage of :func:`prdc` alone, from radii that are known already."""
     check_features(generated_ND, reference_MD, at_least=1)
     generated, reference = _centred(generated_ND, reference_MD)
     norm_N = generated.square().sum(1) * (1 - _ROUNDING)
@@ -116,20 +116,20 @@ def coverage(generated_ND: np.ndarray, reference_MD: np.ndarray, radius_M: Tenso
 
 
 def _centred(x_ND: np.ndarray, y_MD: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Both sets in float64, seen from the mean of y: the nearer the origin, the less cancels."""
+    """Return both sets in float64, minus the mean of y: near the origin, less cancels."""
     origin_D = y_MD.mean(axis=0, dtype=np.float64)
     return torch.from_numpy(x_ND - origin_D), torch.from_numpy(y_MD - origin_D)
 
 
 def _blocks(count: int, width: int) -> Iterator[slice]:
-    """Slices of ``count`` rows; a block of ``width`` float64 a row stays below the limit."""
+    """Yield slices of ``count`` rows; a block of ``width`` float64 a row stays below the limit."""
     rows = max(1, _BLOCK_BYTES // (8 * width))
     for start in range(0, count, rows):
         yield slice(start, min(start + rows, count))
 
 
 def _radii(features_ND: np.ndarray, k: int) -> Tensor:
-    """For each row the distance to the k-th nearest other row."""
+    """Return, for each row, the distance to the k-th nearest other row."""
     # The nearest of all is the row itself, or a copy at the same distance of 0.
     distance_NK, _ = nearest(features_ND, features_ND, k + 1)
     return torch.from_numpy(distance_NK[:, k].copy())

@@ -1,4 +1,4 @@
-"""The networks whose features scores are computed in: pictures in [-1, 1] to rows of numbers.
+"""The networks that scores use: they map pictures in [-1, 1] to feature rows.
 
 Each has `features(x_BCSS) → B×D` and `logits(features_BD) → B×K`, or None where it knows no labels.
 
@@ -28,12 +28,12 @@ def _width(channels: int) -> int:
 
 
 def feature_dimensions(channels: int) -> int:
-    """Length of a :class:`FeatureNetwork`'s feature rows."""
+    """Return the length of a :class:`FeatureNetwork`'s feature rows."""
     return 4 * _width(channels)
 
 
 class FeatureNetwork(nn.Module):
-    """Four 3×3 convolutions with BatchNorm, halved in between, averaged over the picture."""
+    """A network of four 3×3 convolutions with BatchNorm, pooled between, averaged at the end."""
 
     def __init__(self, channels: int, num_labels: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class FeatureNetwork(nn.Module):
         self.head = nn.Linear(self.dimensions, num_labels) if num_labels else None
 
     def features(self, x_BCSS: Tensor) -> Tensor:
-        """B×D."""
+        """Return the features B×D."""
         x = x_BCSS
         if x.shape[-1] > LARGEST_SIDE:
             x = F.adaptive_avg_pool2d(x, LARGEST_SIDE)
@@ -59,7 +59,7 @@ class FeatureNetwork(nn.Module):
         return x.mean((2, 3))
 
     def logits(self, features_BD: Tensor) -> Tensor | None:
-        """B×K."""
+        """Return the labels' logits B×K, or None where the network knows no labels."""
         return None if self.head is None else self.head(features_BD)
 
 
@@ -77,29 +77,29 @@ class MnistLogits(nn.Module):
         self.fc2 = nn.Linear(50, 10)
 
     def features(self, x_BCSS: Tensor) -> Tensor:
-        """B×10."""
+        """Return the ten logits B×10."""
         x = F.relu_(F.max_pool2d(self.conv1(x_BCSS), 2))
         x = F.relu_(F.max_pool2d(self.conv2(x), 2))
         logits: Tensor = self.fc2(F.relu_(self.fc1(x.flatten(1))))
         return logits
 
     def logits(self, features_BD: Tensor) -> Tensor | None:
-        """The features themselves."""
+        """Return the features, which are logits."""
         return features_BD
 
 
 class Points(nn.Module):
-    """The toys' points as they are."""
+    """The network of the toys: it returns points as they are."""
 
     SHAPE = PictureShape(size=1, channels=2)
     dimensions = 2
 
     def features(self, x_BCSS: Tensor) -> Tensor:
-        """B×2."""
+        """Return the coordinates B×2."""
         return x_BCSS.flatten(1)
 
     def logits(self, features_BD: Tensor) -> Tensor | None:
-        """None: a point's mode is told by its distance."""
+        """Return None: a point's mode is told by its distance."""
         return None
 
 
@@ -108,7 +108,7 @@ Built = TypeVar("Built", FeatureNetwork, MnistLogits)
 
 
 def bare(kind: type[Built], *arguments: int) -> Built:
-    """A network whose tensors hold nothing yet; torch's own way would draw numbers for them."""
+    """Build a network with uninitialised tensors; torch's own way would draw numbers for them."""
     with torch.device("meta"):
         network = kind(*arguments)
     return network.to_empty(device="cpu")
@@ -116,7 +116,7 @@ def bare(kind: type[Built], *arguments: int) -> Built:
 
 @torch.no_grad()
 def initialise_random(network: FeatureNetwork, rng: np.random.Generator) -> None:
-    """Fill a network that will not be trained, so that no layer shrinks what it is given."""
+    """Draw weights for a network that stays untrained, so that no layer shrinks its input."""
     initialise(network, rng)
     for conv in network.convs:
         assert isinstance(conv, nn.Conv2d)

@@ -1,7 +1,7 @@
-"""Features that take long: part by part, each kept in the cache at once.
+"""Compute slow features part by part; the cache keeps each part as soon as it is done.
 
-Whoever is stopped goes on where he was, and pictures that were seen before cost nothing, whoever
-asks. The key is what the pictures are, not whose.
+A stopped computation goes on where it was, and pictures that were seen before cost nothing. The key
+depends on the pictures, not on who asks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from manege.metrics.inception import Inception
 
 KIND = "inception-features"
 MOST_BYTES = 4 << 30
-"""What they may take in the cache, 8 kB a picture; the longest unused go first."""
+"""Bytes that features may take in the cache, 8 kB a picture; the longest unused go first."""
 
 REVISION = 1
 """Change it whenever the network's or the resizes' arithmetic changes: it is part of the key."""
@@ -33,7 +33,7 @@ def inception_features(
     pictures_NSSC: np.ndarray,
     progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """N×2048 float32, with all cores.
+    """Return Inception's features, N×2048 float32, computed with all cores.
 
     Args:
         network: what computes them.

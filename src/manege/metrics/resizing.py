@@ -1,4 +1,4 @@
-"""Resizing as FID's protocols want it: a matrix for one axis, to be applied to rows and columns.
+"""Resizing as FID's protocols want it, by a matrix that is applied to rows and to columns.
 
 Shape legend: S side before, T side after.
 """
@@ -10,12 +10,12 @@ from functools import lru_cache
 import numpy as np
 
 _CUBIC = -0.5
-"""Keys's parameter, as Pillow has it."""
+"""Parameter of Keys's kernel, as in Pillow."""
 
 
 @lru_cache(maxsize=8)
 def bilinear_tf1(side: int, target: int) -> np.ndarray:
-    """T×S, as TensorFlow 1 did it: first pixel on first, no antialiasing, single precision."""
+    """Return T×S as in TensorFlow 1: first pixel on first, no antialiasing, single precision."""
     place_T = np.arange(target, dtype=np.float32) * np.float32(side / target)
     low_T = np.minimum(place_T.astype(np.int64), side - 1)
     high_T = np.minimum(low_T + 1, side - 1)
@@ -29,7 +29,7 @@ def bilinear_tf1(side: int, target: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def bicubic(side: int, target: int) -> np.ndarray:
-    """T×S, as Pillow's BICUBIC: centres on centres, and antialiased where it shrinks."""
+    """Return T×S as Pillow's BICUBIC: centres on centres, and antialiased where it shrinks."""
     scale = side / target
     stretch = max(1.0, scale)
     centre_T1 = ((np.arange(target) + 0.5) * scale)[:, None]
@@ -44,7 +44,7 @@ def bicubic(side: int, target: int) -> np.ndarray:
 
 
 def _keys(x: np.ndarray) -> np.ndarray:
-    """Keys's cubic convolution kernel (1981), of support 2."""
+    """Evaluate Keys's cubic convolution kernel (1981), of support 2."""
     x = np.abs(x)
     near = ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
     far = _CUBIC * (((x - 5) * x + 8) * x - 4)

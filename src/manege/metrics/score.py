@@ -8,7 +8,7 @@ from typing import Any
 from manege.metrics.estimate import Estimate
 
 BLIND = "blind"
-"""Marks a number of a space that does not see the data: it is no headline."""
+"""The mark of a score whose space does not see the data: it is not shown as a headline."""
 
 _WILSON_FIXED = "Wilson, the other set held fixed"
 _ORDER = "order statistics, the real set held fixed"
@@ -54,38 +54,38 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "modes-covered": ("of 1,000 triples of digits those with a picture", _BOOTSTRAP),
     "modes-kl": ("KL of the triples' shares to equal ones, nats", _BOOTSTRAP),
 }
-"""Of each score: definition, and how its interval was made."""
+"""By the name of each score: its definition, and how its interval was computed."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A number, and what it takes to compute it again."""
+    """One score with its interval, and what it takes to compute it again."""
 
     name: str
     value: float
     low: float
     high: float
     space: str
-    """Where it was computed: numbers of different spaces must not be compared."""
+    """The feature space; scores in different spaces must not be compared."""
     space_sha256: str | None
     generated: int
     reference: int
     split: str
-    """Of the reference."""
+    """The split of the reference pictures."""
     seed: int
     definition: str
     interval: str
     label: str | None = None
-    """The class it is of, None for all together."""
+    """The class it belongs to; None for all classes together."""
     floor: Estimate | None = None
-    """What as many real pictures of the other split get in the generated ones' place."""
+    """The score of as many real pictures, of the other split, in place of the generated ones."""
     marks: tuple[str, ...] = ()
 
     @property
     def full_name(self) -> str:
-        """The name with its space: the column it belongs into."""
+        """Return the name with its space: the column it belongs to."""
         return self.name if self.space in self.name else f"{self.name}@{self.space}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the score as a tree for JSON."""
         return {"full_name": self.full_name, **asdict(self)}

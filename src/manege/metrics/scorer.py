@@ -1,6 +1,6 @@
-"""The scorer that training steers by: a cell's pictures against the cell's own training pictures.
+"""The scorer of training: compare a cell's pictures with the cell's own training pictures.
 
-Held-out pictures are left alone, so that what is chosen by this score can be judged on them.
+It does not use held-out pictures, so that what this score selects can be evaluated on them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from manege.metrics.spaces import LITE0, Space
 from manege.metrics.stability import LEAST, PART
 
 MOST_REFERENCES = 2000
-"""Training pictures of a class that the score compares with."""
+"""Training pictures of a cell that the score compares with, at most."""
 
 
 class ClassScorer:
-    """KID or Fréchet distance to a cell's training pictures; smaller is better."""
+    """Computes KID or Fréchet distance to a cell's training pictures; smaller is better."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class ClassScorer:
         dataset: Dataset,
         parts: Mapping[str, tuple[str, ...]],
     ) -> None:
-        """`parts` says which labels' pictures each cell sees."""
+        """Prepare the scorer; `parts` says which labels' pictures each cell sees."""
         self.config = config
         self._parts = parts
         self.space = space
@@ -42,7 +42,7 @@ class ClassScorer:
             self._require_enough()
 
     def score(self, cell: str, pictures_NSSC: np.ndarray) -> Estimate:
-        """How far pictures drawn for a cell are from the cell's own."""
+        """Return the distance of pictures drawn for a cell to the cell's training pictures."""
         drawn_ND = self.space.features(self._affordable(cell, pictures_NSSC))
         if cell not in self._references:
             own = set_of(self._dataset, Split.TRAIN, MOST_REFERENCES, self._parts[cell])
@@ -51,10 +51,10 @@ class ClassScorer:
         return measure(drawn_ND, self._references[cell])
 
     def _affordable(self, cell: str, pictures_NSSC: np.ndarray) -> np.ndarray:
-        """All pictures; by Lite0 an eighth of what is trained on between two scores, 64 at least.
+        """Return the pictures to score: all, or for Lite0 about an eighth of those trained on.
 
-        It takes as long for a picture as some steps of training do, and a class of thirty pictures
-        is through with a round after one step.
+        These are an eighth of what is trained on between two scores, 64 at least: Lite0 takes as
+        long for a picture as some steps of training, and thirty pictures are a round of one step.
         """
         if self.space.kind != LITE0 or self.config.metric is ScoreMetric.FD:
             return pictures_NSSC
@@ -64,7 +64,7 @@ class ClassScorer:
         return pictures_NSSC[np.linspace(0, count - 1, min(most, count)).astype(np.int64)]
 
     def _counts(self) -> dict[str, int]:
-        """Training pictures of each cell."""
+        """Return the number of training pictures of each cell."""
         return {
             cell: sum(len(self._dataset.names(label, Split.TRAIN)) for label in labels)
             for cell, labels in self._parts.items()

@@ -1,4 +1,4 @@
-"""A feature space: a network, what it was made from, and a name that no other space has.
+"""Feature spaces: a network, what it was made from, and a name that no other space has.
 
 Numbers from different spaces cannot be compared, so every space's name carries the digest of its
 weights. Owns the spaces' files (`scorer/` in a run directory); trains nothing.
@@ -54,11 +54,11 @@ INCEPTION, CLEAN, LITE0 = "inception", "inception-clean", "lite0"
 
 _CAP_BYTES = 1 << 26
 _CHUNK_BYTES = 1 << 25
-"""What the widest layer may take for the pictures that go through the network together."""
+"""Bytes that the widest layer may take for the pictures of one batch."""
 
 
 def planned_dimensions(kind: str, channels: int) -> int | None:
-    """Of a feature space that `features` asks for by name; None where a folder tells."""
+    """Return the dimensions of a space that is named by its kind; None where a folder tells."""
     known = {
         INCEPTION: DIMENSIONS,
         CLEAN: DIMENSIONS,
@@ -70,31 +70,31 @@ def planned_dimensions(kind: str, channels: int) -> int | None:
 
 
 Progress = Callable[[int, int], None]
-"""Called now and then with (done, in all)."""
+"""A callback that is called now and then with (done, in all)."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """Where pictures are compared."""
+    """A feature space in which pictures are compared: a network, and where it is from."""
 
     kind: str
     size: int
     channels: int
     network: Network | Inception | Lite0Features = field(compare=False, repr=False)
     sha256: str
-    """Of the weights; of Lite0 also of the size and the projection."""
+    """Digest of the weights; for Lite0 also of the size and the projection."""
     labels: tuple[str, ...] = ()
-    """The labels it tells apart, none when it knows none."""
+    """The labels it tells apart; empty when it knows none."""
     trained_on: str | None = None
     """Digest of the pictures and labels it was trained on."""
     accuracy: Estimate | None = None
-    """On held-out pictures."""
+    """The accuracy of its labels on held-out pictures."""
     source: Mapping[str, str] | None = field(default=None, compare=False)
     """Published file that the weights are from, and its SHA-256."""
 
     @property
     def name(self) -> str:
-        """The kind, and eight digits of the digest; of Lite0 also its input's side and length."""
+        """Return the kind and eight digits of the digest; for Lite0 also side and dimensions."""
         if self.kind == POINTS:
             return self.kind
         form = f"-{LITE0_SIDE}-{self.dimensions}" if self.kind == LITE0 else ""
@@ -102,16 +102,16 @@ class Space:
 
     @property
     def published(self) -> bool:
-        """Whether its weights are a published file's, so that no run keeps a copy."""
+        """Return whether its weights are published in a file, so that no run keeps a copy."""
         return isinstance(self.network, Inception | Lite0Features)
 
     @property
     def dimensions(self) -> int:
-        """Length of a feature row."""
+        """Return the length of a feature row."""
         return self.network.dimensions
 
     def features(self, pictures_NSSC: np.ndarray, progress: Progress | None = None) -> np.ndarray:
-        """N×D float32; one thread, so that they are the same everywhere, but for Inception's."""
+        """Return features N×D float32; one thread makes them reproducible, but for Inception's."""
         _, side, _, channels = pictures_NSSC.shape
         if (side, channels) != (self.size, self.channels):
             raise DataError(
@@ -126,7 +126,7 @@ class Space:
     def features_and_classes(
         self, pictures_NSSC: np.ndarray, progress: Progress | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Lite0's features, and its N×1000 outputs for ImageNet's classes."""
+        """Return Lite0's features, and its N×1000 outputs for ImageNet's classes."""
         assert isinstance(self.network, Lite0Features)
         width = self.dimensions + CLASSES
         found = self._through(self.network.both, width, pictures_NSSC, progress)
@@ -139,7 +139,7 @@ class Space:
         pictures_NSSC: np.ndarray,
         progress: Progress | None,
     ) -> np.ndarray:
-        """Rows of that width, the pictures sent through a network some at a time."""
+        """Send the pictures through a network in batches and return rows of that width."""
         count, side, _, channels = pictures_NSSC.shape
         found = np.empty((count, width), dtype=np.float32)
         chunk = max(8, _CHUNK_BYTES // (4 * 32 * min(side, 32) ** 2 + 8 * side**2 * channels))
@@ -161,7 +161,7 @@ class Space:
         progress: Progress | None = None,
         rows: slice | np.ndarray = slice(None),
     ) -> np.ndarray:
-        """The features of a set, or of some of its rows, computed once and kept in the cache."""
+        """Return the features of a set, or of some of its rows, computed once and then cached."""
         if isinstance(self.network, Inception):
             return self.features(pictures.pictures[rows], progress)
         key = cache.key("features", self.sha256, self.kind, pictures.digest)
@@ -174,12 +174,12 @@ class Space:
         return np.array(entry.open()).view(np.float32)[rows]
 
     def labels_of(self, features_ND: np.ndarray) -> np.ndarray:
-        """For each row the number of the label it looks like."""
+        """Return, for each row, the number of its most likely label."""
         found: np.ndarray = self.logits_of(features_ND).argmax(1)
         return found
 
     def logits_of(self, features_ND: np.ndarray) -> np.ndarray:
-        """For each row the network's outputs."""
+        """Return the network's outputs for each row; raise ValueError if it knows no labels."""
         with device.threads(1), torch.no_grad():
             logits_NK = self.network.logits(torch.from_numpy(features_ND))
         if logits_NK is None:
@@ -188,7 +188,7 @@ class Space:
         return logits
 
     def description(self) -> dict[str, Any]:
-        """What scorer.json holds, and what every score carries of its space."""
+        """Return the description of the space that scorer.json and every evaluation hold."""
         # Only where there is one: what runs have kept is found by this.
         source = {} if self.source is None else {"source": dict(self.source)}
         return {
@@ -207,32 +207,32 @@ class Space:
 
 
 def weights_of(network: Network) -> bytes:
-    """The network's tensors as a safetensors file; the same tensors give the same bytes."""
+    """Return the network's tensors as a safetensors file; equal tensors give equal bytes."""
     tensors = {name: value.detach().numpy() for name, value in sorted(network.state_dict().items())}
     return bytes(safetensors.numpy.save(tensors))
 
 
 def digest_of(network: Network) -> str:
-    """SHA-256 of `weights_of`."""
+    """Return the SHA-256 of `weights_of` the network."""
     return hashlib.sha256(weights_of(network)).hexdigest()
 
 
 def random_space(size: int, channels: int) -> Space:
-    """Untrained convolutions, the same for everybody: for pictures without labels."""
+    """Return the space of untrained convolutions, always the same, for pictures without labels."""
     network = bare(FeatureNetwork, channels, 0)
     initialise_random(network, stream(0, cell="", purpose="random features"))
     return Space(RANDOM, size, channels, network.eval(), digest_of(network))
 
 
 def points_space() -> Space:
-    """The plane itself: for the toys."""
+    """Return the space of the toys: the plane itself."""
     network = Points()
     shape = network.SHAPE
     return Space(POINTS, shape.size, shape.channels, network.eval(), digest_of(network))
 
 
 def mnist_logits_space(path: Path) -> Space:
-    """The classifier of Lipizzaner, from its file: a pickled dictionary of plain tensors."""
+    """Read the classifier of Lipizzaner from its file, a pickled dictionary of plain tensors."""
     network = bare(MnistLogits)
     try:
         # Admits tensors and nothing else.
@@ -259,21 +259,21 @@ def mnist_logits_space(path: Path) -> Space:
 
 
 def inception_space(weights: InceptionWeights, kind: str, size: int, channels: int) -> Space:
-    """FID's own space, for pictures of any side; `kind` is INCEPTION or CLEAN."""
+    """Return the space of FID, for pictures of any side; `kind` is INCEPTION or CLEAN."""
     network = (clean_inception if kind == CLEAN else Inception)(weights.tensors)
     source = {"file": weights.source, "sha256": weights.source_sha256}
     return Space(kind, size, channels, network, weights.sha256, source=source)
 
 
 def lite0_space(size: int, channels: int, weights: FeatureWeights) -> Space:
-    """Features of a network that has seen ImageNet, for pictures of any side."""
+    """Return the space of EfficientNet-Lite0, trained on ImageNet, for pictures of any side."""
     network = Lite0Features(weights)
     source = {"network": "EfficientNet-Lite0", "weights_sha256": weights.sha256}
     return Space(LITE0, size, channels, network, network.sha256, source=source)
 
 
 def save_space(space: Space, folder: Path) -> None:
-    """Write the space; its description comes last and makes it whole."""
+    """Write the space into a folder; the description is last and marks it as complete."""
     if isinstance(space.network, Inception):
         raise ValueError("Inception's weights are published: no run keeps a copy")
     with blaming(folder):
@@ -285,20 +285,20 @@ def save_space(space: Space, folder: Path) -> None:
 
 
 def is_stored(folder: Path) -> bool:
-    """Whether a folder holds a whole space: what a killed process left half-written does not."""
+    """Return whether a folder holds a complete space, not one that a killed process left."""
     return (folder / DESCRIPTION).is_file()
 
 
 def kind_of(folder: Path) -> str:
-    """The kind of space in a folder; CheckpointError when it does not say."""
+    """Return the kind of space in a folder, or raise CheckpointError when it does not say."""
     with _blamed(folder):
         return str(_description(folder)["kind"])
 
 
 def load_space(folder: Path, weights_file: str | Path | None = None) -> Space:
-    """The space in a folder, its weights verified.
+    """Read the space in a folder, and verify its weights.
 
-    Lite0's are not there: they are from `weights_file`, or from where `feature_weights` finds them.
+    Lite0's are not there: they come from `weights_file`, or from where `feature_weights` looks.
     """
     with _blamed(folder):
         tree = _description(folder)
@@ -323,7 +323,7 @@ def _description(folder: Path) -> Any:
 
 @contextmanager
 def _blamed(folder: Path) -> Iterator[None]:
-    """Whatever goes wrong in reading a space, as one line about its folder."""
+    """Turn any error in reading a space into one line about its folder."""
     path = folder / DESCRIPTION
     try:
         yield

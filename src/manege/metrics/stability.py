@@ -1,10 +1,10 @@
-"""How stable training is: collapse and cycling, round by round.
+"""Measure how stable training is: collapse and cycling, round by round.
 
 Collapse is 1 - coverage(generated) / coverage(held-out real), both of the same training pictures,
 as many as are drawn, and from as many samples: 0 where a generator reaches what real pictures
 reach, 1 where it reaches none of them. Cycling is how far a generator went and came back:
 distances between its own feature moments at different rounds, over the variance of real features.
-Both steer nothing.
+Neither influences training.
 
 Shape legend: N rows, D dimensions, K rounds back, V entries of a triangle; pictures are N×S×S×C, S
 their side, C channels.
@@ -36,10 +36,10 @@ PART, LEAST, MOST = 8, 64, 512
 
 
 def came_back(distances_K: Sequence[float]) -> float | None:
-    """How far a generator went and came back; None before it could have.
+    """Return how far a generator went and came back; None before it could have.
 
-    The largest of max over j < k of D(r, r - j), less D(r, r - k), over k from 2; 0 where it never
-    came nearer again. `distances_K` are those to the round before, to the one before that, ….
+    That is the largest of max over j < k of D(r, r - j), less D(r, r - k), over k from 2; 0 where
+    it never came nearer again. `distances_K` are those to the round before, the one before that, ….
     """
     if len(distances_K) < 2:
         return None
@@ -49,12 +49,12 @@ def came_back(distances_K: Sequence[float]) -> float | None:
 
 
 def collapse(generated: Estimate, held_out: Estimate) -> float | None:
-    """1 - coverage(generated) / coverage(held-out real); None where real ones cover nothing."""
+    """Return 1 - coverage(generated) / coverage(held-out real); None if real ones cover nothing."""
     return 1 - generated.value / held_out.value if held_out.value else None
 
 
 def space_without_scores(dataset: Dataset) -> Space:
-    """Where a run is looked at that keeps no score: it needs no training and no file."""
+    """Return a space for runs that compute no scores: it needs no training and no file."""
     if dataset.channels == 2:
         return points_space()
     return random_space(dataset.size, dataset.channels)
@@ -62,28 +62,28 @@ def space_without_scores(dataset: Dataset) -> Space:
 
 @dataclass(frozen=True, eq=False)
 class _Balls:
-    """Training pictures to be covered, and how well held-out ones do."""
+    """Training pictures to be covered, and how well held-out ones cover them."""
 
     reference_ND: np.ndarray
     radius_N: Tensor
     compared: int
-    """Pictures held out; as many generated ones are compared."""
+    """The number of held-out pictures; as many generated ones are compared."""
     covered: Estimate
-    """What those cover."""
+    """The coverage that the held-out pictures reach."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Real:
-    """What is known of some labels' real pictures."""
+    """The statistics of some labels' real pictures."""
 
     variance: float
     """The trace of their features' covariance."""
     balls: _Balls | None
-    """None where too few pictures are held out or trained on."""
+    """The balls around training pictures; None where too few are held out or trained on."""
 
 
 class StabilityGauge:
-    """Collapse and cycling of a cell's generator, against the cell's own real pictures."""
+    """Measures collapse and cycling of a cell's generator by the cell's own real pictures."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class StabilityGauge:
         dataset: Dataset,
         parts: Mapping[str, tuple[str, ...]],
     ) -> None:
-        """`parts` says which labels' pictures each cell sees."""
+        """Prepare the gauge; `parts` says which labels' pictures each cell sees."""
         self.name = f"{space.name} {config.samples or 'auto'}"
         self.window = config.window
         self._config = config
@@ -103,10 +103,10 @@ class StabilityGauge:
         self._known: dict[tuple[tuple[str, ...], int], _Real] = {}
 
     def due(self, round_: int, images: int) -> bool:
-        """Whether a round that trained on so many pictures is to be measured.
+        """Return whether a round that trained on so many pictures is to be measured.
 
-        By Lite0, rounds of few pictures are measured together: 64 are drawn for one of them, and
-        take as long as some steps of training.
+        With Lite0, of rounds of few pictures only some are measured: each draws 64, which take as
+        long as some steps of training.
         """
         every = self._config.every_rounds
         if every is None:
@@ -115,13 +115,13 @@ class StabilityGauge:
         return round_ % (every * together) == 0
 
     def samples(self, images: int) -> int:
-        """Pictures to draw after a round that trained on so many: a small part of its work."""
+        """Return how many pictures to draw after a round, a small part of those it trained on."""
         return self._config.samples or min(MOST, max(LEAST, images // PART))
 
     def measure(
         self, cell: str, pictures_NSSC: np.ndarray, earlier: Sequence[np.ndarray]
     ) -> tuple[dict[str, Any], np.ndarray]:
-        """What to tell of a round, and the moments to remember it by; see `cell.Gauge`."""
+        """Return the measures of a round, and moments for later comparison; see `cell.Gauge`."""
         real = self._real(self._parts[cell], len(pictures_NSSC))
         with device.threads(1):
             drawn_ND = self._space.features(pictures_NSSC)
@@ -163,7 +163,7 @@ class StabilityGauge:
             return _Real(variance, _Balls(reference_ND, radius_N, len(held_out), covered))
 
     def _packed(self, known: Moments) -> np.ndarray:
-        """Count, mean and the covariance's upper triangle."""
+        """Return count, mean and the covariance's upper triangle in one row."""
         return np.concatenate([[known.count], known.mean_D, known.covariance_DD[self._triangle]])
 
     def _unpacked(self, packed_V: np.ndarray) -> Moments:
@@ -175,7 +175,7 @@ class StabilityGauge:
 
 
 def _covered(drawn_ND: np.ndarray, known: _Balls) -> dict[str, Any]:
-    """Collapse, and the two coverages that it comes from."""
+    """Return collapse, and the two coverages that it comes from."""
     # As many as are held out, so that a perfect generator's collapse is 0; from all over the rows:
     # where labels are told, they lie label after label.
     rows = np.linspace(0, len(drawn_ND) - 1, min(known.compared, len(drawn_ND))).astype(np.int64)

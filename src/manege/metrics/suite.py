@@ -1,6 +1,6 @@
-"""All scores of one set of pictures against another, from features that are extracted once.
+"""Compute all scores of one set of pictures against another from features extracted once.
 
-What cannot be said honestly is left out, with the reason.
+Scores that would mislead are left out, with the reason.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from manege.metrics.spaces import CLEAN, INCEPTION, LITE0, MNIST_LOGITS, POINTS,
 
 NEIGHBOURS = 5
 MOST_NEAREST, MOST_SEARCHED = 1000, 10_000
-"""Pictures whose nearest are sought, and among how many."""
+"""How many pictures get a search for their nearest, and among how many at most."""
 NUM_PAIRS = 16
 
 
 @dataclass(frozen=True)
 class ScoredSets:
-    """Two sets to compare, and what is needed beside."""
+    """Two sets of pictures to compare, with the spaces and data that the scores need."""
 
     generated: PictureSet
     reference: PictureSet
     space: Space
     labeller: Space | None = None
-    """What says which labels pictures show, where the space does not."""
+    """The space that tells which labels pictures show, where `space` does not."""
     other: PictureSet | None = None
-    """The split the reference is not: gives the floor, and the other side of `nearest`."""
+    """The other split of the data: it gives the floor, and the other side of `nearest`."""
     toy: Toy | None = None
     stacked: Space | None = None
     """MNIST's classifier, when the pictures are three digits stacked."""
@@ -63,28 +63,28 @@ class ScoredSets:
     seed: int = 0
     allow_few: bool = False
     blind: frozenset[str] = frozenset()
-    """Names of spaces that do not see these data: their numbers are marked."""
+    """Names of spaces that do not see these data: their scores are marked."""
 
 
 @dataclass
 class Results:
-    """What came of it."""
+    """The scores that were computed, and those that were left out."""
 
     scores: list[Score] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     """Scores that were not computed, and why."""
     pairs: tuple[np.ndarray, np.ndarray] | None = None
-    """Generated pictures that come nearest to training pictures, and those."""
+    """The generated pictures nearest to training pictures, and those training pictures."""
 
 
 Counting = Callable[[str], Progress | None]
-"""From a verb to somebody who is told how far it has come."""
+"""A function from a verb to a progress callback, or None."""
 
 
 def measure(contest: ScoredSets, groups: tuple[str, ...] | None, counting: Counting) -> Results:
-    """All scores that were asked for, or, when nothing was, all that can be had.
+    """Compute the groups of scores that were asked for, or all that can be when none were.
 
-    One that was asked for and cannot be had is an error; else it is left out with the reason.
+    One asked for that cannot be computed is an error; others are left out with the reason.
     """
     return _Measuring(contest, groups, counting).run()
 
@@ -111,7 +111,7 @@ class _Measuring:
         self._reference = space.features_of(contest.reference, counting("reference: done"))
 
     def _seen(self, pictures_NSSC: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """The generated pictures' features, and what Lite0 takes them for where IS needs it."""
+        """Return the generated pictures' features, and Lite0's logits of them if IS needs those."""
         space, progress = self._contest.space, self._counting("features: done")
         wanted = "is" in (self._groups or GROUPS) and why_not("is", self._facts) is None
         if wanted and space.kind == LITE0:
@@ -119,7 +119,7 @@ class _Measuring:
         return space.features(pictures_NSSC, progress), None
 
     def run(self) -> Results:
-        """Every group in turn."""
+        """Compute every group in turn and return the results."""
         work: dict[str, Callable[[], None]] = {
             "kid": self._kid,
             "fd": self._frechet,
@@ -138,7 +138,7 @@ class _Measuring:
         return self._results
 
     def _not_meant(self) -> set[str]:
-        """Groups that nobody misses here."""
+        """Return the groups that are left out without a reason here: nobody expects them."""
         standard = self._contest.space.kind == INCEPTION
         return {"modes"} if standard else {"modes", "is"}
 
@@ -282,7 +282,7 @@ class _Measuring:
             self._add(name, estimate, (count, count), floor=floor.get(name))
 
     def _equal_prdc(self, features: np.ndarray) -> tuple[int, dict[str, Estimate]]:
-        """The four of as many of both: they depend on the numbers."""
+        """Return the four scores for equally many of both sets: they depend on the counts."""
         reference = self._reference
         count = min(len(features), len(reference))
         both = [one[self._choice(len(one), count)] for one in (features, reference)]
@@ -353,7 +353,7 @@ class _Measuring:
             self._add(name, estimate, counts, space=contest.stacked, floor=floors.get(name))
 
     def _triples(self, pictures_NSSC: np.ndarray) -> np.ndarray:
-        """How often each of the 1,000 triples of digits was found."""
+        """Count how often each of the 1,000 triples of digits was found."""
         space = self._contest.stacked
         assert space is not None
         digits = np.array([int(label) for label in space.labels])
@@ -364,18 +364,18 @@ class _Measuring:
         return np.bincount(triple_N, minlength=1000)
 
     def _real_rows(self) -> np.ndarray:
-        """Rows of the other split, as many as there are generated pictures if it has them."""
+        """Return rows of the other split, as many as there are generated pictures if possible."""
         total = 0 if self._contest.other is None else len(self._contest.other)
         return self._choice(total, min(total, len(self._generated)))
 
     def _real(self) -> np.ndarray:
-        """Features of as many pictures of the other split as there are generated ones."""
+        """Return features of as many pictures of the other split as there are generated ones."""
         rows = self._real_rows()
         # Each class takes its own of all of them.
         return self._real_features()[rows] if self._contest.classes else self._real_features(rows)
 
     def _as_many(self, real: np.ndarray) -> bool:
-        """Whether what real pictures get can stand beside a score that depends on the number."""
+        """Return whether real pictures are as many as generated ones, so that they give a floor."""
         return len(real) == len(self._generated)
 
     def _real_features(self, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
@@ -385,7 +385,7 @@ class _Measuring:
         return space.features_of(other, self._counting("real pictures: done"), rows)
 
     def _choice(self, total: int, count: int) -> np.ndarray:
-        """`count` of `total` rows, a fair sample: sets lie there class after class."""
+        """Draw `count` of `total` rows at random: sets list pictures class after class."""
         rng = stream(self._contest.seed, cell="", purpose="evaluation")
         chosen: np.ndarray = np.sort(rng.permutation(total)[:count])
         return chosen
@@ -396,14 +396,14 @@ def _rows(pictures: PictureSet, label: str) -> np.ndarray:
 
 
 def _pixels(pictures_NSSC: np.ndarray) -> np.ndarray:
-    """Rows between which the Euclidean distance is the root mean square difference, 0 to 1."""
+    """Return rows whose Euclidean distance is the root mean square difference, from 0 to 1."""
     rows: np.ndarray = pictures_NSSC.reshape(len(pictures_NSSC), -1).astype(np.float32)
     rows /= np.float32(255 * np.sqrt(rows.shape[1]))
     return rows
 
 
 def _median(values_N: np.ndarray) -> Estimate:
-    """The median with the order statistics that hold it in 95 % of samples."""
+    """Return the median with the order statistics that hold it in 95 % of samples."""
     ordered = np.sort(values_N)
     reach = 0.98 * np.sqrt(len(ordered))
     low = max(0, int(np.floor(len(ordered) / 2 - reach)))

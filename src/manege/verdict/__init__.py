@@ -1,7 +1,7 @@
-"""Did it help? Classifiers trained with and without a run's pictures, and one plain sentence.
+"""Tell whether a run's pictures help: train classifiers with and without them and compare.
 
 Owns the arms of that trial, the gate that pictures may have to pass, and the folder `verdict/` of a
-run. What a near-copy is, `metrics/copies.py` says. Trains no GAN.
+run. `metrics/copies.py` defines near-copies. Trains no GAN.
 """
 
 from manege.verdict.balancing import Balanced, balance

@@ -1,4 +1,4 @@
-"""The arms of the trial: which rows of all pictures a classifier sees, and whether augmented.
+"""The arms of the trial: each says which pictures a classifier sees, and whether augmented.
 
 Shape legend: N pictures.
 """
@@ -15,7 +15,7 @@ from manege.config import stream
 
 
 class Arm(StrEnum):
-    """What a classifier is trained on."""
+    """The pictures that a classifier of the trial is trained on."""
 
     REAL = "a"
     OVERSAMPLED = "b"
@@ -27,12 +27,12 @@ class Arm(StrEnum):
 
     @property
     def words(self) -> str:
-        """What it is called."""
+        """Return the arm's name in words."""
         return _TITLES[self]
 
     @property
     def augmented(self) -> bool:
-        """Whether its pictures are moved about, and mirrored where the data allow."""
+        """Return whether its pictures are shifted, and mirrored where the data allow."""
         return self in (Arm.AUGMENTED, Arm.BOTH, Arm.ADDED_AUGMENTED)
 
 
@@ -49,21 +49,21 @@ _TITLES = {
 WITHOUT = (Arm.REAL, Arm.OVERSAMPLED, Arm.AUGMENTED, Arm.BOTH)
 """The arms without a synthetic picture."""
 WITH = (Arm.ADDED, Arm.ADDED_AUGMENTED)
-"""The arms that answer whether synthetic pictures help beside real ones."""
+"""The arms that tell whether synthetic pictures help in addition to real ones."""
 
 
 @dataclass(frozen=True)
 class PicturePool:
-    """All real pictures, then all synthetic ones, class after class."""
+    """All real pictures, then all synthetic ones, both class after class."""
 
     pictures: np.ndarray
     targets: np.ndarray
     real: tuple[int, ...]
-    """Real pictures of each class."""
+    """Number of real pictures of each class."""
     synthetic: tuple[int, ...]
 
     def rows(self, arm: Arm, seed: int) -> np.ndarray:
-        """The rows an arm trains on, repeated as often as it sees them in a pass."""
+        """Return the rows an arm trains on, each repeated as often as a pass shows it."""
         largest = max(self.real)
         real = self._blocks(self.real, 0)
         synthetic = self._blocks(self.synthetic, sum(self.real))
@@ -89,7 +89,7 @@ class PicturePool:
 
 
 def pool_of(real: Sequence[np.ndarray], synthetic: Sequence[np.ndarray]) -> PicturePool:
-    """Pictures of each class, real and synthetic, in one."""
+    """Join the real and the synthetic pictures of each class into one pool."""
     counts = [tuple(len(pictures) for pictures in parts) for parts in (real, synthetic)]
     targets = [np.repeat(np.arange(len(lengths)), lengths) for lengths in counts]
     return PicturePool(
@@ -98,6 +98,6 @@ def pool_of(real: Sequence[np.ndarray], synthetic: Sequence[np.ndarray]) -> Pict
 
 
 def _repeated(rows: np.ndarray, count: int, seed: int, number: int) -> np.ndarray:
-    """The rows over and over until they are so many; who is seen once more, the seed decides."""
+    """Repeat the rows up to this count; the seed decides which ones appear once more."""
     order = stream(seed, cell="", purpose="verdict oversampling", step=number).permutation(rows)
     return np.resize(order, count)

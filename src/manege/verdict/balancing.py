@@ -1,4 +1,4 @@
-"""The pictures that bring every class of a run's data to a number."""
+"""Draw the pictures that bring every class of a run's data to a given number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from manege.verdict.training import BATCH
 
 @dataclass(frozen=True)
 class Balanced:
-    """Pictures to put beside the real ones, and what the manifest says of them."""
+    """Pictures to add to the real ones, and the description that the manifest gives of them."""
 
     model: Model
     samples: Samples
@@ -31,7 +31,7 @@ class Balanced:
 def balance(
     run: Path, to: int, options: VerdictOptions | None = None, look: VerdictObserver | None = None
 ) -> Balanced:
-    """As many pictures of each class as its training pictures lack of `to`.
+    """Draw as many pictures of each class as its training pictures lack of `to`.
 
     Args:
         run: a run directory.
@@ -80,7 +80,7 @@ def balance(
 
 
 def _real(rundir: RunDir) -> dict[str, int]:
-    """Training pictures of each class."""
+    """Return the number of training pictures of each class."""
     limit = run_config(rundir).data.limit_per_class
     counts = {label: int(known["train"]) for label, known in run_data(rundir)["classes"].items()}
     return {label: min(count, limit or count) for label, count in counts.items()}

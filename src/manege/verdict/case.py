@@ -1,8 +1,8 @@
-"""What is on trial: a run's model, the very pictures it was trained on, and pictures nobody saw.
+"""Open what a trial needs: a run's model, its training pictures, and pictures nobody saw.
 
-A class's held-out pictures lie in the order of a hash. The first third calibrates: the gate's
-bounds, and which of two arms is put forward. The rest is the test, which nothing learns or chooses
-by; a picture that equals one outside of it is left out.
+A class's held-out pictures lie in the order of a hash. The first third calibrates: it sets the
+gate's bounds, and chooses which of two arms is tested. The rest is the test, which no training
+and no choice uses; a picture that equals one outside of it is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from manege.rundir import RunDir
 from manege.sampler import Model, open_model, run_config, run_data
 
 EVEN = 0.9
-"""Data whose smallest class has this part of the largest have nothing to balance."""
+"""Data whose smallest class has this share of the largest have nothing to balance."""
 
 _FEWEST_SEEDS, _MOST_SEEDS = 2, 100
 _MOST_STEPS = 10_000_000
@@ -29,22 +29,22 @@ _MOST_STEPS = 10_000_000
 
 @dataclass(frozen=True)
 class VerdictOptions:
-    """How to try; the defaults are the command's."""
+    """The options of a trial; the defaults are the command's."""
 
     data: str | None = None
-    """Where the run's data lie now; where they lay when None."""
+    """Where the run's data are now; where training found them when None."""
     data_root: str | None = None
     seeds: int = 5
     steps: int | None = None
-    """Gradient steps of every training, by the number of pictures when None."""
+    """Gradient steps of every training; derived from the number of pictures when None."""
     gate: bool = False
     seed: int = 0
-    """Of the pictures drawn."""
+    """Seed of the pictures that the model draws."""
     workers: int = 1
-    """Trainings at the same time; their number changes no answer."""
+    """Trainings at the same time; their number does not change the result."""
 
     def check(self) -> None:
-        """Nothing; ConfigError for what makes no sense whatever is tried."""
+        """Raise ConfigError if an option is out of range, whatever the run."""
         if not _FEWEST_SEEDS <= self.seeds <= _MOST_SEEDS:
             raise ConfigError(
                 f"{field('seeds')} {self.seeds}: expected {_FEWEST_SEEDS} to {_MOST_SEEDS}, since "
@@ -61,7 +61,7 @@ class VerdictOptions:
 
 @dataclass(frozen=True)
 class TrialData:
-    """All that a trial needs; every part is a list of arrays N×S×S×C, one for each label."""
+    """All that a trial needs; each split is a tuple of arrays N×S×S×C, one for each label."""
 
     rundir: RunDir
     model: Model
@@ -70,27 +70,27 @@ class TrialData:
     calibration: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
     mirrored: bool
-    """A mirrored picture is as good."""
+    """Whether a mirrored picture is as valid as the picture."""
     duplicates: int
     """Held-out pictures left out of the test, since they are training or calibration pictures."""
     name: str
-    """The data's."""
+    """Name of the data."""
     rule: str
-    """How the data were divided."""
+    """The rule by which the data were split."""
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Training pictures of each label."""
+        """Return the number of training pictures of each label."""
         return tuple(len(pictures) for pictures in self.train)
 
     @property
     def largest(self) -> int:
-        """Training pictures of the largest class."""
+        """Return the number of training pictures of the largest class."""
         return max(self.counts)
 
     @property
     def lacks(self) -> dict[str, int]:
-        """How many pictures each class has fewer than the largest."""
+        """Return how many pictures each class has fewer than the largest."""
         return {
             label: self.largest - count
             for label, count in zip(self.labels, self.counts, strict=True)
@@ -98,16 +98,16 @@ class TrialData:
 
     @property
     def short(self) -> tuple[str, ...]:
-        """The classes that synthetic pictures are added to."""
+        """Return the classes that synthetic pictures are added to."""
         return tuple(label for label, number in self.lacks.items() if number)
 
     @property
     def even(self) -> bool:
-        """Whether there is nothing to balance."""
+        """Return whether the classes are so even that there is nothing to balance."""
         return min(self.counts) >= EVEN * self.largest
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each part: labels, pictures and their order."""
+        """Return the SHA-256 of each split: of labels, pictures and their order."""
         return {
             part: _digest(self.labels, pictures)
             for part, pictures in (
@@ -119,7 +119,7 @@ class TrialData:
 
 
 def open_case(run: Path, options: VerdictOptions) -> TrialData:
-    """The run and its data; refuses other data, and a model that lacks a class."""
+    """Open the run and its data; refuse other data, and a model that lacks a class."""
     rundir = RunDir.open(run)
     config = run_config(rundir)
     model = open_model(run)
@@ -158,7 +158,7 @@ def open_case(run: Path, options: VerdictOptions) -> TrialData:
 
 
 def require_classes(run: Path, model: Model, labels: tuple[str, ...]) -> None:
-    """Refuse a model that cannot draw some class, and points."""
+    """Raise ConfigError for a model that draws points or cannot draw some class."""
     if model.shape.channels == 2:
         raise ConfigError(f"{run}: draws points, expected pictures; give a run on pictures")
     lacking = [] if model.unlabelled else [one for one in labels if one not in model.labels]
@@ -171,7 +171,7 @@ def require_classes(run: Path, model: Model, labels: tuple[str, ...]) -> None:
 
 
 def _data_config(config: RunConfig, options: VerdictOptions) -> DataConfig:
-    """The run's data, cut as they were, wherever they lie now."""
+    """Return the run's data configuration with its limits, at the place where the data are now."""
     changes: dict[str, str] = {}
     if options.data is not None:
         known = options.data in KNOWN
@@ -182,7 +182,7 @@ def _data_config(config: RunConfig, options: VerdictOptions) -> DataConfig:
 
 
 def _require_same_data(run: Path, rundir: RunDir, dataset: Dataset) -> None:
-    """Refuse pictures of which nobody can say whether the GAN saw them."""
+    """Raise DataError if the training pictures or classes are not those of the run."""
     known = run_data(rundir)["classes"]
     remedy = f"give {field('data')} the pictures it was trained on"
     if tuple(known) != dataset.labels:
@@ -200,7 +200,7 @@ def _require_same_data(run: Path, rundir: RunDir, dataset: Dataset) -> None:
 
 
 def _name(picture: np.ndarray) -> bytes:
-    """The same for the same picture."""
+    """Return a digest of the picture, the same for equal pictures."""
     return hashlib.blake2b(picture.tobytes(), digest_size=16).digest()
 
 

@@ -1,4 +1,4 @@
-"""How much of what a model draws is a near-copy of its training pictures, and the nearest pairs."""
+"""Measure how much of what a model draws is a near-copy, and collect the nearest pairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAIRS = 12
 
 @dataclass(frozen=True)
 class ClassCopies:
-    """Near-copies among the pictures of one class."""
+    """The count of near-copies among the pictures of one class."""
 
     pictures: int
     near: int
@@ -26,51 +26,51 @@ class ClassCopies:
 
     @property
     def share(self) -> Estimate:
-        """Of the pictures."""
+        """Return the share of near-copies among the pictures."""
         return wilson(self.near, self.pictures)
 
     @property
     def copied(self) -> bool:
-        """Whether that is surely more than pictures show that are none."""
+        """Return whether near-copies are surely more frequent than among real pictures."""
         return self.share.low > self.bound.too_much
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Near-copies of all classes that were looked at."""
+    """The near-copies of all classes that were checked."""
 
     classes: Mapping[str, ClassCopies]
     pairs: Sequence[tuple[float, np.ndarray, np.ndarray]]
-    """The nearest: distance over the bound, picture, training picture."""
+    """The nearest pairs: distance over the bound, picture, training picture."""
 
     @property
     def pictures(self) -> int:
-        """How many were looked at."""
+        """Return how many pictures were checked."""
         return sum(one.pictures for one in self.classes.values())
 
     @property
     def share(self) -> Estimate:
-        """Of all pictures."""
+        """Return the share of near-copies among all pictures."""
         return wilson(sum(one.near for one in self.classes.values()), self.pictures)
 
     @property
     def too_much(self) -> float:
-        """What the share must surely be above to be copying: the classes' own, by their number."""
+        """Return what the share's interval must exceed: the classes' limits, averaged by size."""
         limits = [one.pictures * one.bound.too_much for one in self.classes.values()]
         return sum(limits) / self.pictures
 
     @property
     def copying(self) -> bool:
-        """Whether the model as a whole copies."""
+        """Return whether the model as a whole copies."""
         return self.share.low > self.too_much
 
     @property
     def copied(self) -> tuple[str, ...]:
-        """The classes it copies."""
+        """Return the classes it copies."""
         return tuple(label for label, one in self.classes.items() if one.copied)
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the result as a tree for JSON."""
         return {
             "share": vars(self.share),
             "pictures": self.pictures,
@@ -90,7 +90,7 @@ class Copies:
         }
 
     def png(self) -> bytes:
-        """The nearest pairs: drawn pictures above, training pictures below."""
+        """Return a PNG of the nearest pairs: drawn pictures above, training pictures below."""
         both = np.stack([one for _, one, _ in self.pairs] + [one for _, _, one in self.pairs])
         sheet = pictures.grid(both, columns=len(self.pairs))
         recipe = {
@@ -106,11 +106,11 @@ def copies_of(
     drawn: Mapping[str, np.ndarray],
     check: Callable[[], None] = lambda: None,
 ) -> Copies:
-    """Near-copies among drawn pictures of each class.
+    """Find near-copies among the drawn pictures of each class.
 
     Args:
         case: whose training pictures may have been copied.
-        bounds: what is too near, for each class.
+        bounds: the distance that is too near, for each class.
         drawn: pictures by their label; a class may have none.
         check: called between classes; may raise.
     """

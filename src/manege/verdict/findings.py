@@ -1,4 +1,4 @@
-"""What the classifiers' answers say: every arm's numbers, the scores, the outcome, as one tree."""
+"""Turn the classifiers' answers into one tree: every arm's numbers, scores and the outcome."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from manege.verdict.judging import (
 from manege.verdict.kept import Answers
 
 MOST_LOOKED_AT = 1_000
-"""Pictures of a class that a classifier of real ones is asked about, or that are looked at for
+"""Synthetic pictures of a class that a classifier of real ones labels, or that are checked for
 copies where none would be added."""
 
 
 def targets_of(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The number of each picture's label, class after class."""
+    """Return the number of each picture's label, class after class."""
     return np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
 
 def reversed_of(case: TrialData, pool: PicturePool) -> tuple[np.ndarray, np.ndarray]:
-    """Synthetic pictures for a classifier of real ones, and their labels' numbers."""
+    """Return synthetic pictures for a classifier of real ones, and their labels' numbers."""
     each = min(case.largest, MOST_LOOKED_AT)
     start = sum(pool.real)
     rows = []
@@ -46,7 +46,7 @@ def reversed_of(case: TrialData, pool: PicturePool) -> tuple[np.ndarray, np.ndar
 
 
 def counts_of(case: TrialData, arm: Arm) -> dict[str, int]:
-    """How many answers a training of the arm gives."""
+    """Return, for each part, how many answers a training of the arm gives."""
     counts = {
         "test": sum(len(part) for part in case.test),
         "calibration": sum(len(part) for part in case.calibration),
@@ -59,7 +59,7 @@ def counts_of(case: TrialData, arm: Arm) -> dict[str, int]:
 def findings_of(
     case: TrialData, pool: PicturePool, answers: Mapping[Arm, list[Answers]], copies: Copies
 ) -> dict[str, Any]:
-    """Outcome, sentence, and the numbers behind them."""
+    """Return the outcome, the sentence, and the numbers behind them."""
     targets = targets_of(case.test)
     right = {
         arm: np.stack([one["test"] == targets for one in found]) for arm, found in answers.items()
@@ -109,13 +109,13 @@ def _arm(found: Resampled, labels: Sequence[str], share_K: np.ndarray, arm: Arm)
 
 
 def _possible(estimate: Estimate) -> dict[str, float]:
-    """A share's interval ends at 0 and 1."""
+    """Return the estimate of a share for JSON, its interval clipped to 0 and 1."""
     low, high = max(0.0, estimate.low), min(1.0, estimate.high)
     return {"value": estimate.value, "low": low, "high": high}
 
 
 def _calibrated(case: TrialData, answers: Mapping[Arm, list[Answers]]) -> dict[Arm, float]:
-    """Mean recall of the arms with synthetic pictures, on the calibration pictures."""
+    """Return the mean recall of the arms with synthetic pictures, on the calibration pictures."""
     targets = targets_of(case.calibration)
     known = [number for number, part in enumerate(case.calibration) if len(part)]
     found = {}
@@ -133,7 +133,7 @@ def _cas(
     answers: Mapping[Arm, list[Answers]],
     share_K: np.ndarray,
 ) -> dict[str, Any]:
-    """Classification accuracy scores: trained on synthetic and tested on real, and the reverse."""
+    """Return accuracy of classifiers trained on synthetic and tested on real, and the reverse."""
     forward = _possible(trial.recall(Arm.SYNTHETIC).weighted(share_K))
     if case.model.unlabelled:
         # A classifier gave these pictures their labels: another one agrees with it, no more.

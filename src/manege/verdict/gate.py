@@ -1,8 +1,8 @@
-"""The classifier that looks at drawn pictures, and the gate that leaves some of them out.
+"""Classify drawn pictures, and leave out those that the gate refuses.
 
 The classifier is trained on the training pictures, oversampled and augmented; EfficientNet-Lite0
-looks beside it. The gate's bounds come from the calibration pictures. Neither sees a test picture.
-The classifier also says what a picture shows that comes from a model without labels.
+checks pictures too. The gate's bounds come from the calibration pictures. Neither sees a test
+picture. The classifier also labels the pictures of a model without labels.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from manege.verdict.look import TrainingProgress, VerdictObserver
 from manege.verdict.training import TrainingSpec, probabilities, train
 
 IMPLAUSIBLE = 0.01
-"""The part of real pictures that would be found as implausible as the pictures left out."""
+"""The share of real pictures that would be found as implausible as the pictures left out."""
 NEAR_COPY, UNLIKELY = "near-copy", "implausible"
 
 _MOST_TRIES = 8
-"""Pictures drawn at most for each one wanted."""
+"""How many pictures are drawn at most for each one wanted."""
 _TELLING = 256
-"""So many are drawn before hope is given up."""
+"""At least so many pictures are drawn before the attempt is given up."""
 
 _MOST_CHECKED = 128
-"""Pictures of a class that tell whether the gate's space sees the data."""
+"""Pictures of a class that check whether the gate's space sees the data, at most."""
 _MOST_SEEN = 2_000
-"""Training pictures of a class among which the nearest is sought."""
+"""Training pictures of a class that are searched for the nearest, at most."""
 
 _BLOCK = 1_024
-"""Pictures that are looked at together."""
+"""Pictures that are checked in one batch."""
 
 Progress = Callable[[int, int], None]
 Sieve = Callable[[str, np.ndarray], np.ndarray]
-"""From a label and pictures to the reasons why they are left out, "" for none."""
+"""A function from a label and pictures to the reasons why they are left out, "" for none."""
 
 
 @dataclass(frozen=True)
 class LabelClassifier:
-    """A classifier of the training pictures."""
+    """A network that tells which label of the training pictures a picture has."""
 
     network: FeatureNetwork = field(repr=False)
 
     def shares(self, pictures_NSSC: np.ndarray) -> np.ndarray:
-        """N×K probabilities."""
+        """Return the probabilities N×K of the labels."""
         return probabilities(self.network, pictures_NSSC)
 
 
 @dataclass(frozen=True)
 class Sight:
-    """A network that has seen more of the world than the training pictures, and what it saw.
+    """A space from a network trained on more than these pictures, with distances of real ones.
 
     A classifier knows its classes alone, and takes noise for one of them. Here a picture must be
     as near to some training picture of its class as real pictures are.
@@ -72,21 +72,21 @@ class Sight:
 
     space: Space
     seen: Mapping[str, np.ndarray] = field(repr=False)
-    """Each class's training pictures, M×D."""
+    """Features M×D of each class's training pictures."""
     furthest: Mapping[str, float]
-    """The distance that real pictures of the class stay below."""
+    """For each class, the distance that real pictures of it stay below."""
     blind: str | None = None
-    """Why the space does not see these data, in a line."""
+    """One line on why the space does not see these data, None when it does."""
 
     def strange(self, label: str, pictures_NSSC: np.ndarray) -> np.ndarray:
-        """For each picture whether no training picture of the class is near."""
+        """Return, for each picture, whether no training picture of the class is near."""
         found = nearest(self.space.features(pictures_NSSC), self.seen[label])[0][:, 0]
         strange: np.ndarray = found > self.furthest[label]
         return strange
 
 
 def gate_space(case: TrialData) -> Space | None:
-    """EfficientNet-Lite0's space, where the gate looks; None without its weights."""
+    """Return EfficientNet-Lite0's space, which the gate uses; None without its weights."""
     shape = case.model.shape
     try:
         return lite0_space(shape.size, shape.channels, feature_weights())
@@ -95,7 +95,7 @@ def gate_space(case: TrialData) -> Space | None:
 
 
 def sight_of(case: TrialData, space: Space) -> Sight:
-    """What Lite0 sees of the training pictures, and how far off real pictures are."""
+    """Compute features of the training pictures, and how far from them real pictures are."""
     seen, furthest = {}, {}
     for label, train_, held_out in zip(case.labels, case.train, case.calibration, strict=True):
         seen[label] = space.features(train_[:_MOST_SEEN])
@@ -115,19 +115,19 @@ def sight_of(case: TrialData, space: Space) -> Sight:
 
 @dataclass(frozen=True)
 class Gate:
-    """What a picture of each class must keep to."""
+    """The conditions that a picture of each class must satisfy."""
 
     case: TrialData = field(repr=False)
     bounds: Mapping[str, CopyBound]
-    """Not nearer than this to a training picture."""
+    """For each class, the distance below which a picture is a near-copy."""
     least: Mapping[str, float]
-    """At least this probability of its label."""
+    """For each class, the probability that the classifier must give the label at least."""
     looker: LabelClassifier
     sight: Sight | None = None
-    """None where EfficientNet-Lite0's weights are not to be had."""
+    """The check by EfficientNet-Lite0; None where its weights are missing."""
 
     def reasons(self, label: str, pictures_NSSC: np.ndarray) -> np.ndarray:
-        """For each picture why it is left out, "" when it is not; a near-copy is called that."""
+        """Return why each picture is left out, "" if it is not; near-copies are named as such."""
         case, number = self.case, self.case.labels.index(label)
         found = np.full(len(pictures_NSSC), "", dtype=object)
         found[self.looker.shares(pictures_NSSC)[:, number] < self.least[label]] = UNLIKELY
@@ -138,7 +138,7 @@ class Gate:
         return found
 
     def sieve(self, look: VerdictObserver) -> Sieve:
-        """The same for `draw`, to be stopped between blocks."""
+        """Return a function for `draw` that gives the reasons and can be stopped between blocks."""
 
         def sieve(label: str, pictures_NSSC: np.ndarray) -> np.ndarray:
             look.check()
@@ -147,7 +147,7 @@ class Gate:
         return sieve
 
     def description(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the gate's bounds as a tree for JSON."""
         return {
             label: {
                 "nearest": bound.distance,
@@ -175,11 +175,11 @@ class Drawn:
     left_out: Mapping[str, int]
 
     def record(self) -> dict[str, Any]:
-        """Counts, for JSON."""
+        """Return the counts of pictures kept, drawn and left out, for JSON."""
         return {"kept": len(self.pictures), "drawn": self.drawn, "left_out": dict(self.left_out)}
 
     def require(self, label: str, count: int, remedy: str = "") -> None:
-        """Refuse when there are fewer pictures of the label than that."""
+        """Raise DataError when there are fewer pictures of the label than that."""
         if (have := len(self.pictures)) >= count:
             return
         told = ", ".join(f"{number:,} {what}" for what, number in self.left_out.items())
@@ -198,7 +198,7 @@ class Drawn:
 
 
 def bounds_of(case: TrialData) -> dict[str, CopyBound]:
-    """For each class the distance that makes a near-copy."""
+    """Return for each class the distance below which a picture is a near-copy."""
     for label, pictures in zip(case.labels, case.train, strict=True):
         if (pictures == pictures[0]).all():
             raise DataError(
@@ -213,7 +213,7 @@ def bounds_of(case: TrialData) -> dict[str, CopyBound]:
 
 
 def train_looker(case: TrialData, work: TrainingProgress) -> LabelClassifier:
-    """The classifier of the training pictures: every class seen as often, and augmented."""
+    """Train the classifier of the training pictures: all classes equally often, and augmented."""
     pool = pool_of(case.train, ())
     lesson = TrainingSpec(
         pool.pictures,
@@ -237,7 +237,7 @@ def gate_of(
     bounds: Mapping[str, CopyBound],
     say: Callable[[str], None] = lambda text: None,
 ) -> Gate:
-    """The gate by what real pictures get: of a class with few to calibrate, those of all."""
+    """Set the gate by what real pictures score: of all classes where one has few to calibrate."""
     own = [looker.shares(pictures)[:, number] for number, pictures in enumerate(case.calibration)]
     every = np.concatenate(own)
     if not len(every):
@@ -269,7 +269,7 @@ def draw(
     looker: LabelClassifier | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Drawn]:
-    """The first pictures of each label that pass, fewer where too few do.
+    """Draw pictures and return the first of each label that pass, fewer where too few do.
 
     Args:
         model: what draws.
@@ -348,12 +348,12 @@ def _draw_unlabelled(
 
 
 def _is_hopeless(have: int, count: int, tried: int, most: int) -> bool:
-    """Whether all that may be drawn would not do, by what has come out so far."""
+    """Return whether, by the rate so far, even drawing the most would give too few pictures."""
     return tried >= most or (tried >= _TELLING and 2 * have * most < count * tried)
 
 
 def _shifted(progress: Progress, before: int, count: int, total: int) -> Callable[[int], None]:
-    """Told of the pictures of one label, as part of all."""
+    """Return a callback that reports the pictures of one label as part of all."""
     return lambda done: progress(before + min(done, count), total)
 
 
@@ -366,7 +366,7 @@ def _reasons(sieve: Sieve | None, label: str, pictures: np.ndarray) -> np.ndarra
 
 
 def _first(pictures: np.ndarray, numbers: np.ndarray, reasons: np.ndarray, count: int) -> Drawn:
-    """The first that pass; only what was left out before the last of them is counted."""
+    """Return the first pictures that pass; count what was left out before the last of them."""
     kept = np.flatnonzero(reasons == "")[:count]
     seen = (int(kept[-1]) + 1 if count else 0) if len(kept) == count else len(reasons)
     left_out = {

@@ -1,8 +1,8 @@
-"""From right and wrong answers to intervals and one plain sentence.
+"""Turn right and wrong answers into intervals and one plain sentence.
 
 Two things vary: the seed of a training, and which pictures happened to be held out. Both are in
-every interval. Over pictures: resampled within each class. Over seeds, which are few: Student's
-distribution of the mean. Arms are compared seed by seed and picture by picture.
+every interval: pictures are resampled within each class, and seeds, which are few, enter by
+Student's distribution of the mean. Arms are compared seed by seed and picture by picture.
 
 Shape legend: S seeds, N test pictures, K classes, R draws.
 """
@@ -31,7 +31,7 @@ twelve pictures that were all right do not prove that the next one will be (Agre
 
 
 class Recommendation(StrEnum):
-    """The verdict in a word."""
+    """The outcome of a trial in a word."""
 
     USE = "use"
     USE_FOR = "use-for-classes"
@@ -42,32 +42,32 @@ class Recommendation(StrEnum):
 
 @dataclass(frozen=True)
 class Resampled:
-    """Per class a mean over pictures and seeds, and how it might have come out instead."""
+    """Each class's mean over pictures and seeds, and draws of how it might have come out."""
 
     value_K: np.ndarray
     draws_RK: np.ndarray
 
     @property
     def mean(self) -> Estimate:
-        """Over classes, each counting alike."""
+        """Return the mean over classes, each with equal weight."""
         return interval(float(self.value_K.mean()), self.draws_RK.mean(1))
 
     def weighted(self, share_K: np.ndarray) -> Estimate:
-        """Over classes by these shares."""
+        """Return the mean over classes weighted by these shares."""
         return interval(float(self.value_K @ share_K), self.draws_RK @ share_K)
 
     def of_class(self, number: int) -> Estimate:
-        """One class."""
+        """Return the mean of one class."""
         return interval(float(self.value_K[number]), self.draws_RK[:, number])
 
     def chance(self, number: int) -> float:
-        """Two-sided p-value of a class's mean being 0, for one that lies above 0."""
+        """Return the two-sided p-value of a class's mean being 0, for one that lies above 0."""
         at_most_0 = int((self.draws_RK[:, number] <= 0).sum())
         return min(1.0, 2 * (1 + at_most_0) / (1 + len(self.draws_RK)))
 
 
 def answered(right_SN: np.ndarray, targets_N: np.ndarray, num_labels: int) -> Resampled:
-    """Of the answers of one arm, 1 where they are right."""
+    """Resample the answers of one arm, 1 where they are right."""
     return resampled(right_SN.astype(float), targets_N, num_labels, _ANSWERS)
 
 
@@ -77,7 +77,7 @@ def resampled(
     num_labels: int,
     beside: Mapping[float, float] = _PAIRS,
 ) -> Resampled:
-    """Draws of each class's mean; S at least 2, every class with a picture.
+    """Draw each class's mean anew; S must be at least 2, and every class needs a picture.
 
     The share of a seed in a draw is Student's, scaled by the seeds' own spread; the pictures' is
     the bootstrap of their means over seeds, `beside` thrown in as so many pictures of a value.
@@ -105,13 +105,13 @@ def resampled(
 
 
 def interval(value: float, draws_R: np.ndarray) -> Estimate:
-    """The value and the middle 95 % of its draws."""
+    """Return the value with the middle 95 % of its draws, widened to the value."""
     low, high = np.quantile(draws_R, (0.025, 0.975))
     return Estimate(value, min(value, float(low)), max(value, float(high)))
 
 
 def holm(chances: Mapping[str, float]) -> tuple[str, ...]:
-    """The names whose p-value stands when all are looked at together, at 5 % (Holm 1979)."""
+    """Return the names that are significant at 5 % when all are tested together (Holm 1979)."""
     found: list[str] = []
     for rank, name in enumerate(sorted(chances, key=lambda one: chances[one])):
         if chances[name] * (len(chances) - rank) >= _LEVEL:
@@ -122,41 +122,41 @@ def holm(chances: Mapping[str, float]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TrialResults:
-    """Right (1) or wrong (0) answers of every arm on the test pictures, S×N."""
+    """The right (1) and wrong (0) answers of every arm on the test pictures, S×N."""
 
     right: Mapping[Arm, np.ndarray]
     targets: np.ndarray
     labels: tuple[str, ...]
 
     def recall(self, arm: Arm) -> Resampled:
-        """Of one arm."""
+        """Return the recall of one arm in each class."""
         return answered(self.right[arm], self.targets, len(self.labels))
 
     def difference(self, arm: Arm, other: Arm) -> Resampled:
-        """How much more one arm gets right than another."""
+        """Return how much more one arm gets right than another, in each class."""
         gap_SN = self.right[arm].astype(float) - self.right[other]
         return resampled(gap_SN, self.targets, len(self.labels))
 
     def best_without(self) -> Arm:
-        """The arm without synthetic pictures that does best in this very test."""
+        """Return the arm without synthetic pictures that does best in this very test."""
         return max(WITHOUT, key=lambda arm: float(self.recall(arm).value_K.mean()))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the comparison of arms says."""
+    """The result of comparing an arm with the arms without synthetic pictures."""
 
     arm: Arm
     over: Arm
     gain: Estimate
     gains: Mapping[str, Estimate]
-    """For each class, over the arm without synthetic pictures that is best at it."""
+    """For each class, the gain over the arm without synthetic pictures that is best at it."""
     helped: tuple[str, ...]
-    """Classes that gain for sure, all looked at together."""
+    """Classes whose gain is significant, all tested together."""
 
 
 def compare(trial: TrialResults, arm: Arm, candidates: Sequence[str]) -> Finding:
-    """The arm with synthetic pictures against the best of those without.
+    """Compare an arm with synthetic pictures with the best of those without.
 
     Args:
         trial: all answers.
@@ -176,13 +176,13 @@ def compare(trial: TrialResults, arm: Arm, candidates: Sequence[str]) -> Finding
 
 
 def chosen_arm(calibrated: Mapping[Arm, float]) -> Arm:
-    """The arm with synthetic pictures to be judged, by its mean recall on calibration pictures."""
+    """Choose the arm with synthetic pictures to test: by mean recall on calibration pictures."""
     # Where both are alike, or nothing calibrates, the augmented one.
     return max(reversed(WITH), key=lambda arm: calibrated.get(arm, 0.0))
 
 
 def decide(finding: Finding, copies: Copies) -> tuple[Recommendation, tuple[str, ...], str]:
-    """The outcome, the classes it holds for, and the sentence."""
+    """Return the outcome, the classes it holds for, and the sentence that says it."""
     if copies.copying:
         return Recommendation.COPIES, (), _copies_sentence(copies.share)
     gain = (
@@ -216,7 +216,7 @@ def decide(finding: Finding, copies: Copies) -> tuple[Recommendation, tuple[str,
 
 
 def balanced_sentence(smallest: int, largest: int) -> str:
-    """What is said of data that are balanced already."""
+    """Return the sentence for data that are balanced already."""
     return (
         f"There is nothing to balance: the smallest class has {smallest:,} training pictures, the "
         f"largest {largest:,}."
@@ -231,5 +231,5 @@ def _copies_sentence(share: Estimate) -> str:
 
 
 def _points(gain: Estimate) -> str:
-    """In points of a hundred."""
+    """Return the gain and its interval as text, in percentage points."""
     return f"{100 * gain.value:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"

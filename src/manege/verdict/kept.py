@@ -1,7 +1,7 @@
-"""Where a run keeps a trial: `verdict/<key>/`, a file for each training, and the result.
+"""Store a trial in its run: `verdict/<key>/`, a file for each training, and the result.
 
 The key stands for all that a training depends on but its arm and seed, so that the same command
-goes on where it was stopped, and more seeds use those that are there.
+goes on where it was stopped, and more seeds reuse the trainings that are there.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ FOLDER = "verdict"
 _CAP_BYTES = 1 << 28
 
 Answers = dict[str, np.ndarray]
-"""What a classifier took pictures for: `test`, `calibration`, of arm a also `synthetic`."""
+"""The labels that a classifier gave: `test`, `calibration`, for arm a also `synthetic`."""
 
 
 @dataclass(frozen=True)
 class TrialStore:
-    """The files of one trial."""
+    """Reads and writes the files of one trial."""
 
     rundir: RunDir
     key: str
 
     def answers(self, arm: Arm, seed: int, counts: Mapping[str, int]) -> Answers | None:
-        """What a training that is done answered; None when it is not.
+        """Return the answers of a training that is done; None when it is not.
 
         Args:
-            arm: of the training.
-            seed: of the training.
+            arm: the training's arm.
+            seed: the training's seed.
             counts: how many answers there must be, by name.
         """
         blob = self._read(name := f"{arm}-seed-{seed}.npz")
@@ -65,14 +65,14 @@ class TrialStore:
         return found
 
     def keep(self, arm: Arm, seed: int, answers: Mapping[str, np.ndarray]) -> None:
-        """A training is done."""
+        """Write the answers of a training, which marks it as done."""
         buffer = io.BytesIO()
         small = {part: found.astype(np.uint16) for part, found in answers.items()}
         np.savez_compressed(buffer, **small)  # type: ignore[arg-type]
         self.write(f"{arm}-seed-{seed}.npz", buffer.getvalue())
 
     def network(self, channels: int, num_labels: int) -> FeatureNetwork | None:
-        """The gate's classifier, if it is there."""
+        """Return the gate's classifier, or None when it has not been kept."""
         blob = self._read(name := "gate.safetensors")
         if blob is None:
             return None
@@ -85,11 +85,11 @@ class TrialStore:
         return network.eval()
 
     def keep_network(self, network: FeatureNetwork) -> None:
-        """The gate's classifier is trained."""
+        """Write the gate's classifier."""
         self.write("gate.safetensors", weights_of(network))
 
     def result(self, seeds: int) -> dict[str, Any] | None:
-        """The verdict that was reached before."""
+        """Return the verdict that an earlier trial reached, or None."""
         blob = self._read(name := result_name(seeds))
         if blob is None:
             return None
@@ -103,15 +103,15 @@ class TrialStore:
         return dict(tree)
 
     def write(self, name: str, data: bytes) -> None:
-        """The named file holds the data."""
+        """Write the data to the named file."""
         self.rundir.write_bytes(f"{FOLDER}/{self.key}/{name}", data)
 
     def write_json(self, name: str, tree: Mapping[str, Any]) -> None:
-        """The named file holds the tree."""
+        """Write the tree to the named file as JSON."""
         self.rundir.write_json(f"{FOLDER}/{self.key}/{name}", tree)
 
     def path(self, name: str) -> Path:
-        """Where a file lies."""
+        """Return the path of a file."""
         return self.rundir.path / FOLDER / self.key / name
 
     def _read(self, name: str) -> bytes | None:
@@ -130,10 +130,10 @@ class TrialStore:
 
 
 def result_name(seeds: int) -> str:
-    """The file of a verdict."""
+    """Return the file name of a verdict with so many seeds."""
     return f"verdict-{seeds}-seeds.json"
 
 
 def key_of(protocol: Mapping[str, Any]) -> str:
-    """Names a trial."""
+    """Return the key of the trial with this protocol: a digest of it."""
     return hashlib.sha256(json.dumps(protocol, sort_keys=True).encode()).hexdigest()[:12]

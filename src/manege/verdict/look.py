@@ -1,4 +1,4 @@
-"""Whom a trial tells what is going on, whom it asks whether to stop, and how long it will take."""
+"""The observer of a trial, which it informs and asks whether to stop, and the time left."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ Found = TypeVar("Found")
 
 
 class Stopped(ManegeError):
-    """A signal came; what is done is kept."""
+    """A signal stopped the trial; trainings that are done are kept."""
 
     exit_code = EXIT_STOPPED
 
 
 @dataclass(frozen=True)
 class VerdictObserver:
-    """Whom to tell what is going on, and whom to ask whether to stop."""
+    """The callbacks that a trial tells what it does, and asks whether to stop."""
 
     say: Callable[[str], None] = lambda text: None
     step: Callable[[str, float, float], None] = lambda what, done, seconds: None
-    """Told what is trained, what part of all is done and the seconds left, at every step."""
+    """Called at every step with what is trained, the share of it all done and the seconds left."""
     stop: Callable[[], str | None] = lambda: None
     counter: Callable[[int, int], None] | None = None
-    """Told how many pictures are drawn, of how many."""
+    """Called with how many pictures are drawn, of how many."""
 
     def check(self) -> None:
-        """Nothing; KeyboardInterrupt when it is to stop."""
+        """Raise KeyboardInterrupt when the trial is to stop."""
         if self.stop():
             raise KeyboardInterrupt
 
     def drawn(self, done: int, total: int) -> None:
-        """So many pictures are drawn."""
+        """Report how many pictures are drawn, and stop if asked to."""
         if self.counter is not None:
             self.counter(done, total)
         self.check()
@@ -47,22 +47,22 @@ class VerdictObserver:
 
 @dataclass
 class TrainingProgress:
-    """How much training there is, and how fast it goes; trainings may go on side by side."""
+    """The progress of all trainings, which may run in parallel, and the time left."""
 
     look: VerdictObserver
     total: int
-    """Trainings to do."""
+    """Number of trainings to do."""
     steps: int
-    """Of each."""
+    """Steps of each training."""
     done: int = 0
     _began: float | None = None
     _under_way: dict[str, int] = field(default_factory=dict)
-    """Steps of the trainings that have begun."""
+    """By the name of each training under way, the steps it has done."""
     _given_up: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def each(self, what: str, step: int) -> None:
-        """A training has come to this step."""
+        """Report that a training has reached this step, and stop if asked to."""
         if self._given_up:
             raise KeyboardInterrupt
         with self._lock:
@@ -73,7 +73,7 @@ class TrainingProgress:
         self.look.check()
 
     def finished(self, what: str, told: str) -> None:
-        """It is done."""
+        """Report that a training is done."""
         with self._lock:
             del self._under_way[what]
             self.done += 1
@@ -83,10 +83,10 @@ class TrainingProgress:
     def side_by_side(
         self, train: Callable[[Job], Found], jobs: Sequence[Job], workers: int
     ) -> list[Found]:
-        """What comes of each job, so many at a time, begun in their order.
+        """Run the jobs, so many at a time and begun in order, and return the result of each.
 
-        In threads: torch holds Python's lock only between its operations, and all see the same
-        pictures. The first job that fails ends the others at their next step.
+        They run in threads: torch holds Python's lock only between its operations, and all see the
+        same pictures. The first job that fails ends the others at their next step.
         """
         with ThreadPoolExecutor(workers) as threads:
             futures = [threads.submit(train, job) for job in jobs]

@@ -1,4 +1,4 @@
-"""The trial: open, draw, look for copies, train every arm with every seed, judge, keep."""
+"""Run the trial: open, draw, look for copies, train every arm and seed, compare, store."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Verdict:
-    """The whole of it, as in the run's verdict file."""
+    """The verdict on a run, as in its verdict file."""
 
     tree: dict[str, Any]
     file: Path
     figure: Path
     pairs: Path | None
-    """The nearest pairs; None where somebody has removed them."""
+    """Picture of the nearest pairs; None where somebody has removed it."""
 
     @property
     def outcome(self) -> Recommendation:
-        """In a word."""
+        """Return the verdict in a word."""
         return Recommendation(self.tree["outcome"])
 
     @property
     def sentence(self) -> str:
-        """In a sentence."""
+        """Return the verdict in a sentence."""
         return str(self.tree["sentence"])
 
 
 def judge(
     run: Path, options: VerdictOptions | None = None, look: VerdictObserver | None = None
 ) -> Verdict:
-    """Whether the run's pictures help a classifier; every training that is done is kept."""
+    """Decide whether the run's pictures help a classifier; every training that is done is kept."""
     options, look = options or VerdictOptions(), look or VerdictObserver()
     options.check()
     case = open_case(run, options)
@@ -150,7 +150,7 @@ def _verdict(shelf: TrialStore, tree: dict[str, Any], seeds: int) -> Verdict:
 
 
 def _protocol(case: TrialData, options: VerdictOptions, steps: int) -> dict[str, Any]:
-    """All that a training depends on, but for its arm and seed."""
+    """Return all that a training depends on, but for its arm and seed."""
 
     def counted(parts: Sequence[np.ndarray]) -> dict[str, int]:
         return {label: len(part) for label, part in zip(case.labels, parts, strict=True)}
@@ -204,7 +204,7 @@ def _drawn(
     gate: Gate | None,
     look: VerdictObserver,
 ) -> dict[str, Drawn]:
-    """As many of each class as the largest has; fewer where few pass, but all that it lacks."""
+    """Draw as many of each class as the largest has, or as many as pass, but all that it lacks."""
     wanted = dict.fromkeys(case.labels, case.largest)
     sieve = None if gate is None else gate.sieve(look)
     found = draw(case.model, wanted, seed, sieve=sieve, looker=looker, progress=look.drawn)
@@ -221,9 +221,9 @@ def _copies(
     looker: LabelClassifier | None,
     look: VerdictObserver,
 ) -> Copies:
-    """Near-copies among the pictures that would be added, before any gate.
+    """Find near-copies among the pictures that would be added, before any gate.
 
-    Where nothing would be added, among some of each class.
+    Where nothing would be added, search some pictures of each class.
     """
     some = dict.fromkeys(case.labels, min(case.largest, MOST_LOOKED_AT))
     wanted = some if case.even else case.lacks
@@ -241,7 +241,7 @@ def _answers(
     seed: int,
     work: TrainingProgress,
 ) -> Answers:
-    """What the arm's classifier of that seed takes the pictures for; trained if it must be."""
+    """Return the labels that the arm's classifier of that seed gives; train it if need be."""
     known = shelf.answers(arm, seed, counts_of(case, arm))
     if known is not None:
         return known

@@ -1,7 +1,7 @@
-"""One classifier of the trial: the small network of the scores, from scratch, on some pictures.
+"""Train one classifier of the trial: the small network of the scores, from scratch.
 
 Weights at the start, order and augmentation are functions of the seed and the step alone, so that
-arms of one seed differ in their pictures and nothing else. One thread.
+arms of one seed differ in their pictures and nothing else. It uses one thread.
 
 Shape legend: N pictures, B pictures of a batch, S side, C channels, K labels.
 """
@@ -28,28 +28,28 @@ BATCH = 64
 
 _CHUNK = 256
 _LARGE = 16
-"""From this side on pictures are moved by two pixels, smaller ones by one."""
+"""From this side on pictures are shifted by up to two pixels, smaller ones by one."""
 
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """What a classifier is trained on, and how."""
+    """The pictures that a classifier is trained on, and how."""
 
     pictures: np.ndarray
-    """N×S×S×C bytes."""
+    """The pictures N×S×S×C in bytes."""
     targets: np.ndarray
     """The number of each picture's label."""
     num_labels: int
     augmented: bool
     mirrored: bool
-    """Augmentation mirrors, too."""
+    """Whether augmentation mirrors, too."""
     steps: int
     seed: int
     purpose: str = "verdict"
 
 
 def train(lesson: TrainingSpec, rows_N: np.ndarray, each: Callable[[int], None]) -> FeatureNetwork:
-    """The classifier of these rows of the lesson's pictures; `each` is told every step done."""
+    """Train a classifier on these rows of the lesson's pictures; call `each` after every step."""
     network = bare(FeatureNetwork, lesson.pictures.shape[3], lesson.num_labels)
     initialise(network, stream(lesson.seed, cell="", purpose=f"{lesson.purpose} weights"))
     optimiser = optimiser_of(network)
@@ -75,7 +75,7 @@ def train(lesson: TrainingSpec, rows_N: np.ndarray, each: Callable[[int], None])
 
 
 def probabilities(network: FeatureNetwork, pictures_NSSC: np.ndarray) -> np.ndarray:
-    """N×K, what the classifier takes each picture for."""
+    """Return the probabilities N×K that the classifier gives each picture's labels."""
     parts = [np.empty((0, network.head.out_features if network.head else 0), np.float32)]
     with device.threads(1), torch.no_grad():
         for start in range(0, len(pictures_NSSC), _CHUNK):
@@ -85,7 +85,7 @@ def probabilities(network: FeatureNetwork, pictures_NSSC: np.ndarray) -> np.ndar
 
 
 def augmented(pictures_BSSC: np.ndarray, rng: np.random.Generator, *, mirrored: bool) -> np.ndarray:
-    """Each picture moved by up to two pixels (one when small), edges repeated; maybe mirrored."""
+    """Shift each picture by up to two pixels (one when small), edges repeated; maybe mirror it."""
     count, side = pictures_BSSC.shape[:2]
     reach = 2 if side >= _LARGE else 1
     moves_2B = rng.integers(-reach, reach + 1, (2, count, 1))
