@@ -1,4 +1,4 @@
-"""Datasets: found, divided, decoded once into a cache, and handed out class by class.
+"""Datasets: finds and divides them, decodes them once into a cache, hands them out by class.
 
 Owns every picture on its way from a file to a uint8 array, and the order in which training sees
 them. Knows nothing of tensors, networks, runs or processes.

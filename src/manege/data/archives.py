@@ -1,4 +1,4 @@
-"""Files taken out of a published .tar.gz, once, into the cache.
+"""Takes files out of a published .tar.gz, once, into the cache.
 
 Owns what may come out of an archive: files that are known by name, from one known folder, up to a
 known size. Whatever else a tape archive can say (links, devices, ways out of the folder, terabytes
@@ -29,9 +29,9 @@ _ASIDE = ".tmp-"
 _STALE_S = 24 * 3600
 _CHUNK = 1 << 20
 _BLOCK = 512
-"""A tape archive is a row of blocks: a header, the file's content filled up to whole blocks."""
+"""Bytes of a block: a header, or a part of a file, whose content is filled up to whole blocks."""
 _MOST_BYTES = 512 << 20
-"""Unzipped, all in all: CIFAR's archives hold 185 MB."""
+"""The most bytes that an archive may unzip to: CIFAR's hold 185 MB."""
 _MOST_EXTENDED = 1 << 20
 _EXTENDED = (
     tarfile.XHDTYPE,
@@ -40,16 +40,16 @@ _EXTENDED = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
-"""What only says more of the next file (an exact time, a long name); none of ours needs it."""
+"""Members that only describe the next file (an exact time, a long name); none of ours needs it."""
 _AGAIN = "get the archive again"
 
 
 def unpack(archive: Path, folder: str, caps: Mapping[str, int]) -> Path:
-    """The folder in the cache with those files of the archive; unpacked now if it must be.
+    """Return the folder in the cache with those files of the archive; unpack them if needed.
 
     Args:
         archive: a .tar.gz; a changed one is unpacked again.
-        folder: the archive's one folder, whose files are meant.
+        folder: the one folder of the archive that has the files.
         caps: the files' names, and how many bytes each may have at most.
     """
     home = cache.cache_folder() / _KIND
@@ -70,7 +70,7 @@ def unpack(archive: Path, folder: str, caps: Mapping[str, int]) -> Path:
 
 
 def _put(aside: Path, target: Path, caps: Mapping[str, int]) -> None:
-    """Give what is complete its name, unless somebody else was faster."""
+    """Give an unpacked folder its name, unless another process was faster."""
     if target.parent.exists() and not _whole(target, caps):
         # Somebody took files away; a folder can only be put where none is.
         shutil.rmtree(target.parent)
@@ -86,7 +86,7 @@ def _whole(folder: Path, caps: Mapping[str, int]) -> bool:
 
 
 def _write_members(archive: Path, into: Path, folder: str, caps: Mapping[str, int]) -> None:
-    """Write the wanted files; every other member is looked at and passed over."""
+    """Write the wanted files; check every other member and pass over it."""
     wanted = {f"{folder}/{name}": name for name in caps}
     written: set[str] = set()
     with _opened(archive) as file:
@@ -116,7 +116,7 @@ def _write_members(archive: Path, into: Path, folder: str, caps: Mapping[str, in
 
 
 def _members(archive: Path, stream: _Unzipped) -> Iterator[tarfile.TarInfo]:
-    """The archive's files and folders; the stream stands at the content of each."""
+    """Yield the archive's files and folders, with the stream at the content of each."""
     while True:
         block = stream.read(_BLOCK)
         # An archive ends with blocks of zeros.
@@ -171,7 +171,7 @@ def _write(path: Path, stream: _Unzipped, size: int) -> None:
 
 
 class _Unzipped:
-    """The archive's content, read once from front to back, and not for ever."""
+    """The archive's content, read once from front to back, up to a limit."""
 
     def __init__(self, archive: Path, file: IO[bytes]) -> None:
         self._archive = archive
@@ -179,7 +179,7 @@ class _Unzipped:
         self._left = _MOST_BYTES
 
     def read(self, size: int) -> bytes:
-        """Exactly so many bytes."""
+        """Return exactly so many bytes; raise DataError if the archive ends before."""
         content = self._some(size)
         while len(content) < size:
             more = self._some(size - len(content))
@@ -189,12 +189,12 @@ class _Unzipped:
         return content
 
     def skip(self, size: int) -> None:
-        """Pass over exactly so many bytes."""
+        """Read and drop exactly so many bytes."""
         while size:
             size -= len(self.read(min(size, _CHUNK)))
 
     def drain(self) -> None:
-        """Pass over all that is left."""
+        """Read and drop all that is left."""
         while self._some(_CHUNK):
             pass
 
@@ -220,7 +220,7 @@ def _faults(archive: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _sweep(home: Path) -> None:
-    """Remove what killed processes left; a living one does not take a day."""
+    """Remove what killed processes left: anything a day old, as unpacking takes less."""
     for path in home.glob(f"{_ASIDE}*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _STALE_S:

@@ -24,25 +24,25 @@ from manege.errors import DataError, MachineError, ManegeError
 from manege.files import read_capped
 
 POINT = (1, 1, 2)
-"""The shape of a picture that is none: a point in the plane, its coordinates its channels."""
+"""The shape of a point in the plane, taken for a picture whose channels are its coordinates."""
 
 UNZIPPED = 1032
-"""Bytes that one deflated byte unzips to at most: 258 of them take two bits."""
+"""The most bytes that one deflated byte unzips to: 258 of them take two bits."""
 
 _BLOCK = 1024
 _EACH = 512
-"""Bytes of memory that a picture's label, name and place take, however small it is."""
+"""Bytes of memory that the label, name and place of a picture take, however small it is."""
 _ANY_FILE = 1 << 30
-"""Bytes that these may take, however small the file is: of blank pictures a byte holds many."""
+"""Bytes that these may take even of a small file: a byte of it may hold many blank pictures."""
 _SHOWN = 200
 
 
 @dataclass(frozen=True)
 class Part:
-    """One split's arrays: labels at hand, pictures behind a function."""
+    """The arrays of one split: labels in memory, pictures read by a function."""
 
     prefix: str
-    """Begins the pictures' names: ``train/123``."""
+    """What the pictures' names begin with: ``train`` in ``train/123``."""
     targets: npt.NDArray[np.int64]
     """Each picture's position in the source's labels."""
     pictures: Callable[[], npt.NDArray[np.uint8]]
@@ -50,57 +50,57 @@ class Part:
     stamps: tuple[Any, ...]
     """What identifies the content without reading it; a tuple among them is a file's stamp."""
     digits: int = 0
-    """Names' numbers are padded to this width."""
+    """The width that the numbers in names are padded to."""
 
 
 @dataclass(frozen=True)
 class ArraySource:
-    """A dataset that is decoded all at once."""
+    """A dataset of arrays, which is decoded all at once."""
 
     name: str
     labels: tuple[str, ...]
     parts: Mapping[Split, Part]
     shape: tuple[int, int, int]
-    """Height, width, channels."""
+    """Height, width and channels of every picture."""
     official: str | None
-    """What to call the split that came with the data, None when it has none."""
+    """The name of the split that came with the data; None if it has none."""
 
     @property
     def together(self) -> bool:
-        """True: one reading serves every class."""
+        """Always true: one reading serves every class."""
         return True
 
     def found(self, label: str, split: Split) -> tuple[str, ...]:
-        """The names of that label's pictures in that part."""
+        """Return the names of that label's pictures in that split."""
         part = self.parts[split]
         places = np.flatnonzero(part.targets == self.labels.index(label))
         return tuple(f"{part.prefix}/{place:0{part.digits}d}" for place in places)
 
     def count(self, label: str, split: Split) -> int:
-        """How many pictures :meth:`found` would name."""
+        """Return how many pictures :meth:`found` would name."""
         return int(np.count_nonzero(self.parts[split].targets == self.labels.index(label)))
 
     def headers(self, labels: tuple[str, ...]) -> list[PictureHeader]:
-        """One header, for all pictures share it."""
+        """Return one header, as all pictures share it."""
         height, width, channels = self.shape
         return [PictureHeader(width, height, _mode(channels), grey=channels == 1)]
 
     def every_header(self) -> Iterator[PictureHeader]:
-        """One header, for all pictures share it."""
+        """Yield one header, as all pictures share it."""
         yield from self.headers(self.labels)
 
     def ignored(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Nothing: an array has no stray files."""
+        """Return nothing: an array has no stray files."""
         return ()
 
     def stamps(self, label: str, split: Split, names: tuple[str, ...]) -> list[Any]:
-        """What the cache key says of the content."""
+        """Return what stands for the content in a cache key."""
         return [*self._part(split).stamps, names]
 
     def decode(
         self, wanted: Mapping[str, tuple[str, ...]], split: Split, form: Form
     ) -> Iterator[tuple[str, Iterator[npt.NDArray[np.uint8]]]]:
-        """Blocks of the wanted pictures of each label, in the order of their names."""
+        """Yield each label, and blocks of its wanted pictures in the order of their names."""
         part = self._part(split)
         pictures = part.pictures()
         _require_unchanged(part)
@@ -110,7 +110,7 @@ class ArraySource:
     def inspect(
         self, wanted: Mapping[str, tuple[str, ...]], split: Split
     ) -> Iterator[tuple[str, str, PictureHeader | str]]:
-        """Label, name and what was seen of each wanted picture."""
+        """Yield label, name and header of each wanted picture."""
         pictures = self._part(split).pictures()
         height, width, channels = self.shape
         for label, names in wanted.items():
@@ -128,7 +128,7 @@ class ArraySource:
 
 
 def stamp(path: Path) -> tuple[str, int, int]:
-    """A file's absolute path, size and time of change: what stands for its content."""
+    """Return a file's absolute path, size and time of change, which stand for its content."""
     try:
         state = path.stat()
     except OSError as error:
@@ -137,7 +137,7 @@ def stamp(path: Path) -> tuple[str, int, int]:
 
 
 def read_file(path: Path, cap: int) -> bytes:
-    """The whole file, which must be a regular one of at most ``cap`` bytes."""
+    """Return the content of a file, which must be a regular one of at most ``cap`` bytes."""
     try:
         return read_capped(path, cap)
     except OSError as error:
@@ -149,12 +149,12 @@ def read_file(path: Path, cap: int) -> bytes:
 
 @contextlib.contextmanager
 def decoding(path: Path, what: str, remedy: str) -> Iterator[None]:
-    """Whatever a stranger's bytes make a decoder throw comes out as one line about the file.
+    """Raise DataError, one line about the file, for whatever a decoder raises over its bytes.
 
     Args:
         path: the file.
-        what: what is the matter with it then.
-        remedy: what to do.
+        what: what is wrong with the file then.
+        remedy: what to do about it.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -182,7 +182,7 @@ def require_room(path: Path, count: int) -> None:
 
 
 def unreadable(path: Path, error: OSError) -> DataError | MachineError:
-    """The error to raise for a data file that the machine would not give."""
+    """Return the error to raise for a data file that the machine would not read."""
     if isinstance(error, FileNotFoundError):
         return DataError(f"{path}: not found; it was there when the dataset was opened")
     return MachineError(f"{path}: cannot be read ({error.strerror or error}); check permissions")

@@ -16,13 +16,13 @@ Positions = npt.NDArray[np.int64]
 def round_order(
     count: int, *, seed: int, cell: str, round_: int, attempt: int = 0
 ) -> npt.NDArray[np.int64]:
-    """The permutation of ``count`` positions that belongs to this cell, round and attempt."""
+    """Return the permutation of ``count`` positions that this cell, round and attempt follow."""
     source = stream(seed, cell=cell, purpose="batches", round_=round_, attempt=attempt)
     return source.permutation(count).astype(np.int64, copy=False)
 
 
 def batch_at(order: Positions, index: int, batch: int) -> Positions:
-    """The ``index``-th batch of ``min(batch, n)`` positions; past the end the order starts again.
+    """Return the ``index``-th batch, of ``min(batch, n)`` positions; begin anew past the end.
 
     Every batch has the same length, so BatchNorm never meets a last batch of one.
     """
@@ -32,5 +32,5 @@ def batch_at(order: Positions, index: int, batch: int) -> Positions:
 
 
 def batches_in(count: int, batch: int) -> int:
-    """Batches that make one pass: every position is in at least one of them."""
+    """Return how many batches make one pass, in which every position comes at least once."""
     return -(-count // min(batch, count))

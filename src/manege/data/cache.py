@@ -1,4 +1,4 @@
-"""Decoded pictures, and what is derived from them, on disk: an array and a description a key.
+"""Keeps decoded pictures and what is derived from them on disk: a key's array and description.
 
 An entry is written aside, synced and renamed, its description last, so a reader sees a whole
 entry or none, and two writers of one entry leave one of two equal results. No entry is handed out
@@ -34,7 +34,7 @@ _ASIDE = ".tmp-"
 _PICTURES = "pictures"
 
 _verified: dict[Path, tuple[object, ...]] = {}
-"""What was hashed by this process or those it was forked from: the file then, and its digest."""
+"""The state of each file, and its digest, when this process or one it was forked from hashed it."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Entry:
     path: Path
     shape: tuple[int, ...]
     sha256: str
-    """Of the array's content, without the file's header."""
+    """The digest of the array's content, without the file's header."""
 
     def open(self) -> npt.NDArray[np.uint8]:
-        """The array, mapped copy-on-write: reading it touches only the pages that are used."""
+        """Return the array, mapped copy-on-write: reading touches only the pages that are used."""
         # An empty file part cannot be mapped.
         if 0 in self.shape:
             return np.empty(self.shape, dtype=np.uint8)
@@ -55,13 +55,13 @@ class Entry:
         return array
 
     def mark_used(self) -> None:
-        """Let :func:`trim` know; a cache that may only be read is left as it is."""
+        """Set the file's time, by which :func:`trim` goes; a read-only cache is left as it is."""
         with contextlib.suppress(OSError):
             os.utime(self.path)
 
 
 def cache_folder() -> Path:
-    """MANEGE_CACHE, else ``manege`` in the user's cache folder."""
+    """Return the folder MANEGE_CACHE, else ``manege`` in the user's cache folder."""
     if own := os.environ.get("MANEGE_CACHE"):
         return user_path(own).absolute()
     xdg = os.environ.get("XDG_CACHE_HOME", "")
@@ -84,21 +84,21 @@ _warn: Callable[[str], object] = _to_stderr
 
 
 def warn_by(warn: Callable[[str], object]) -> None:
-    """Lines about damaged entries go there: a trainer's standard error is a log."""
+    """Send lines about damaged entries to a function: a worker's standard error is a log."""
     global _warn
     _warn = warn
 
 
 def key(*parts: Any) -> str:
-    """The entry's name: a hash of everything its content depends on."""
+    """Return the entry's name: a hash of everything its content depends on."""
     spelled = json.dumps([_FORMAT, *parts], separators=(",", ":"))
     return hashlib.blake2b(spelled.encode("ascii"), digest_size=20).hexdigest()
 
 
 def find(key: str, kind: str = _PICTURES) -> Entry | None:
-    """The entry of that key, its content verified; None when there is none that could be used.
+    """Return the entry of that key, its content verified; None if there is none to use.
 
-    Whoever asks makes it then: a line says so of one that is there and damaged. Content is hashed
+    The caller then makes it; a warning says so if there is one that is damaged. Content is hashed
     once, and again when the file changes.
     """
     array, description = _paths(key, kind)
@@ -129,8 +129,8 @@ def store(
 
     Args:
         key: what :func:`key` made.
-        shape: of the whole array; its first number is the rows that the blocks have together.
-        names: of the rows, for people who read the description.
+        shape: the shape of the whole array; its first number is the rows of all blocks together.
+        names: the names of the rows, for people who read the description.
         blocks: bytes; floats are given viewed as bytes, and viewed back after opening.
         kind: the folder that such entries share.
     """
@@ -180,7 +180,7 @@ def _paths(key: str, kind: str) -> tuple[Path, Path]:
 
 
 def _verify(entry: Entry, file_bytes: int) -> None:
-    """Raise whatever is wrong with the entry's array, unless it was found right before."""
+    """Raise if anything is wrong with the entry's array, unless it was verified before."""
     with entry.path.open("rb") as file:
         state = os.fstat(file.fileno())
         # Nobody can set the time of the last change of a file's state.
@@ -200,7 +200,7 @@ def _verify(entry: Entry, file_bytes: int) -> None:
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type as the array's header tells them; the file stands at its content."""
+    """Return shape, order and type from the array's header; leave the file at its content."""
     with warnings.catch_warnings():
         # What numpy only warns of was not written by us.
         warnings.simplefilter("error")
@@ -245,7 +245,7 @@ def _aside(folder: Path) -> Iterator[Path]:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed writers left; a living one does not take a day."""
+    """Remove what killed writers left: anything a day old, as writing takes less."""
     for path in folder.glob(f"{_ASIDE}*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _STALE_S:
@@ -254,7 +254,7 @@ def _sweep(folder: Path) -> None:
 
 @contextlib.contextmanager
 def machine_faults(kind: str) -> Iterator[None]:
-    """Any OSError inside comes out as a MachineError: such entries cannot be kept."""
+    """Turn any OSError inside into a MachineError, which says that entries cannot be kept."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""A look at every picture of a dataset before hours are spent on it; nothing is changed.
+"""Looks at every picture of a dataset before hours are spent on it; changes nothing.
 
-Collects all that is wrong instead of stopping at the first; only a dataset that cannot be
-opened at all raises.
+Collects all that is wrong instead of stopping at the first; raises only for a dataset that cannot
+be opened at all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COMMONEST = 5
 
 @dataclass(frozen=True)
 class Where:
-    """A picture's place in the dataset."""
+    """The place of a picture in the dataset."""
 
     label: str
     split: str
@@ -50,25 +50,25 @@ class Duplicate:
 
     pictures: tuple[Where, ...]
     across_splits: bool
-    """A held-out picture is trained on: scores flatter."""
+    """Whether a held-out picture is trained on, which flatters scores."""
     across_classes: bool
-    """One picture has two labels: at least one of them is wrong."""
+    """Whether one picture has two labels, at least one of which is wrong."""
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Original sizes; min and max by area, None when no picture decoded."""
+    """The original sizes: min and max by area, None if no picture could be decoded."""
 
     smallest: tuple[int, int] | None
     median: tuple[int, int] | None
     largest: tuple[int, int] | None
     commonest: tuple[tuple[int, int, int], ...]
-    """Width, height and number of pictures."""
+    """The commonest sizes, each as width, height and number of pictures."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything :func:`check` found."""
+    """What :func:`check` found in a dataset."""
 
     name: str
     size: int
@@ -77,25 +77,25 @@ class Report:
     classes: tuple[ClassCount, ...]
     sides: Sides
     modes: dict[str, int]
-    """Pillow's mode (L grey, RGB colour, ...) to number of pictures."""
+    """Number of pictures of each Pillow mode (L grey, RGB colour, ...)."""
     broken: tuple[BrokenFile, ...]
     ignored: tuple[str, ...]
     duplicates: tuple[Duplicate, ...]
     small: tuple[str, ...]
     """Labels with fewer training pictures than can be trained on, broken ones left out."""
     memory_bytes: int
-    """Of the decoded pictures, ``limit_per_class`` applied."""
+    """Bytes that the decoded pictures take, ``limit_per_class`` applied."""
 
     @property
     def form(self) -> str:
-        """What is trained on, in a few words."""
+        """What the pictures are brought to for training, in a few words."""
         if self.channels == 2:
             return "points in the plane"
         return f"{self.size}x{self.size} {'grey' if self.channels == 1 else 'colour'}"
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What should be put right before training, a sentence each."""
+        """What should be corrected before training, a sentence each."""
         splits = sum(duplicate.across_splits for duplicate in self.duplicates)
         classes = sum(duplicate.across_classes for duplicate in self.duplicates)
         bare = [count.label for count in self.classes if count.held_out == 0]
@@ -113,12 +113,12 @@ class Report:
         return tuple(sentence for count, sentence in told if count)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain data for JSON."""
+        """Return the report as plain data for JSON."""
         return {**asdict(self), "problems": list(self.problems)}
 
 
 def check(config: DataConfig, progress: Callable[[int, int], None] | None = None) -> Report:
-    """The report on every picture of the chosen classes.
+    """Look at every picture of the chosen classes and return the report.
 
     Args:
         config: what to look at; ``limit_per_class`` counts for the memory only.
@@ -167,7 +167,7 @@ def check(config: DataConfig, progress: Callable[[int, int], None] | None = None
 
 
 def sheet(dataset: Dataset, per_class: int = 8) -> npt.NDArray[np.uint8]:
-    """A sheet of training pictures, a row for each class; of points, one drawing of all."""
+    """Return a sheet of training pictures, a row for each class; for points, one drawing of all."""
     if dataset.channels == 2:
         points = [dataset.pictures(label, Split.TRAIN) for label in dataset.labels]
         return grid(np.concatenate(points))
@@ -193,7 +193,7 @@ def _sides(sizes: Counter[tuple[int, int]]) -> Sides:
 
 
 def _duplicates(same: dict[bytes, list[Where]]) -> tuple[Duplicate, ...]:
-    """Groups of equal pictures, the harmful ones first."""
+    """Return the groups of equal pictures, the harmful ones first."""
     found = [
         Duplicate(
             pictures=tuple(places),

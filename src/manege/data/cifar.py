@@ -1,8 +1,8 @@
-"""CIFAR-10 and CIFAR-100: the official files, in either layout, unpacked or in their archives.
+"""CIFAR-10 and CIFAR-100: opens the official files, in either layout, unpacked or in archives.
 
 The python layout is pickles, the binary one plain records; both hold the same pictures in the same
-order, so names, labels and digests do not tell from which they came. How many pictures there are
-is the files' own business.
+order, so names, labels and digests do not depend on the layout. How many pictures there are is
+read from the files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PICTURES = 60_000
 
 @dataclass(frozen=True)
 class ArchiveLayout:
-    """The files of one official archive."""
+    """The files of one official archive, and how they are read."""
 
     folder: str
     archive: str
@@ -68,7 +68,7 @@ class CifarDataset:
     home: str
     """The folder for its files, below the user's places and in the download cache."""
     layouts: tuple[ArchiveLayout, ArchiveLayout]
-    """Python, binary."""
+    """The python layout and the binary one."""
     labelling: Labelling
     url: str = URL
 
@@ -82,7 +82,7 @@ class Found:
 
 
 def locate(dataset: CifarDataset, root: str | None) -> Found | None:
-    """The files or their archive, from the first place that has them; None when none has.
+    """Return the files or their archive, from the first place that has them; None if none has.
 
     Order: ``root``, MANEGE_DATA (each itself or its subfolder of the dataset's name), the
     download cache; in each a folder before an archive.
@@ -96,7 +96,7 @@ def locate(dataset: CifarDataset, root: str | None) -> Found | None:
 
 
 def download(dataset: CifarDataset) -> Found:
-    """The archive, fetched into the download cache and checked against its hash."""
+    """Fetch the archive into the download cache, check it against its hash and return it."""
     # The binary one, for there is nothing to unpickle in it.
     python, binary = dataset.layouts
     path = fetch(
@@ -111,7 +111,7 @@ def download(dataset: CifarDataset) -> Found:
 
 
 def open_cifar(dataset: CifarDataset, found: Found) -> ArraySource:
-    """The dataset in that place, with its official names and test split."""
+    """Return the dataset in that place, with its official names and test split."""
     layout, folder = found.layout, found.path
     if not folder.is_dir():
         folder = unpack(folder, layout.folder, layout.caps)
@@ -182,19 +182,19 @@ def _part(
 def _read(
     files: tuple[Path, ...], layout: ArchiveLayout, labelling: Labelling
 ) -> Iterator[CifarBatch]:
-    """One file after the other, so that memory need not hold them all."""
+    """Yield the content of one file after the other, so that memory need not hold them all."""
     for file in files:
         yield layout.read_batch(file, labelling)
 
 
 def _pictures(read: Callable[[], Iterator[CifarBatch]]) -> npt.NDArray[np.uint8]:
-    """All pictures of the files one after the other, N x H x W x C."""
+    """Return all pictures of the files, one file after the other, N x H x W x C."""
     planes = np.concatenate([batch.pixels for batch in read()])
     return planes.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
 
 
 def _labels(folder: Path, layout: ArchiveLayout, labelling: Labelling) -> tuple[str, ...]:
-    """The official names, from the file that came with the pictures."""
+    """Return the official names of the labels, from the file that came with the pictures."""
     own = [name for name in layout.names if name == labelling.names_file]
     path = folder / (own or layout.names)[0]
     names = layout.read_names(path, labelling)

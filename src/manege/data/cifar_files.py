@@ -1,7 +1,8 @@
-"""The files of CIFAR: pictures and names of labels, as pickles or as plain records.
+"""Reads the files of CIFAR: pictures and names of labels, as pickles or as plain records.
 
-A file is read whole or refused: pictures of another size, labels beyond the classes, or more of
-the ones than of the others name the file. Which files make a dataset is not known here.
+A file is read whole or refused: an error names the file whose pictures have another size, whose
+labels lie beyond the classes, or whose labels and pictures differ in number. Which files make a
+dataset is not known here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from manege.errors import DataError
 
 SIDE = 32
 MOST_BYTES = 256 << 20
-"""Of a file of pictures: the largest official one has 155 MB."""
+"""The most bytes that a file of pictures may have: the largest official one has 155 MB."""
 MOST_NAMES_BYTES = 1 << 20
 AGAIN = "get the file again"
 
@@ -35,27 +36,27 @@ class Labelling:
 
     classes: int
     key: bytes
-    """Of the labels, in a pickle of pictures."""
+    """The key of the labels in a pickle of pictures."""
     names_key: bytes
-    """Of the labels' names, in the pickle of names."""
+    """The key of the labels' names in the pickle of names."""
     names_file: str
-    """Of the labels' names, in the binary layout: a line each."""
+    """The file of the labels' names in the binary layout: a line each."""
     columns: int
     """Bytes before the pixels of a binary record, each a label."""
     column: int
-    """Which of these bytes is ours."""
+    """Which of these bytes is the label used here."""
 
 
 @dataclass(frozen=True)
 class CifarBatch:
-    """A file's pictures, a row of planes R, G, B each, and their labels."""
+    """The pictures of a file, each a row of planes R, G, B, and their labels."""
 
     pixels: npt.NDArray[np.uint8]
     targets: npt.NDArray[np.uint8]
 
 
 def read_pickled_batch(path: Path, labelling: Labelling) -> CifarBatch:
-    """The pictures of a pickle, with the labels that are meant."""
+    """Return the pictures of a pickle, with the labels that the labelling chooses."""
     told = read_pickle(path, MOST_BYTES)
     pixels = _value(path, told, b"data", np.ndarray)
     targets = _value(path, told, labelling.key, list)
@@ -74,7 +75,7 @@ def read_pickled_batch(path: Path, labelling: Labelling) -> CifarBatch:
 
 
 def read_pickled_names(path: Path, labelling: Labelling) -> Sequence[object]:
-    """The labels' names in the pickle of names, if names they are."""
+    """Return the entries of the pickle of names, which need not be text."""
     told = read_pickle(path, MOST_NAMES_BYTES)
     names: list[object] = _value(path, told, labelling.names_key, list)
     return names
@@ -93,7 +94,7 @@ def _value(path: Path, told: dict[bytes, object], key: bytes, kind: type[_T]) ->
 
 
 def read_binary_batch(path: Path, labelling: Labelling) -> CifarBatch:
-    """The pictures of plain records, with the labels that are meant."""
+    """Return the pictures of plain records, with the labels that the labelling chooses."""
     content = read_file(path, MOST_BYTES)
     length = labelling.columns + _PIXELS
     if not content or len(content) % length:
@@ -110,7 +111,7 @@ def read_binary_batch(path: Path, labelling: Labelling) -> CifarBatch:
 
 
 def read_binary_names(path: Path, labelling: Labelling) -> Sequence[object]:
-    """The labels' names in a text, a line each."""
+    """Return the labels' names in a text file, one from each line."""
     return [line.strip() for line in read_file(path, MOST_NAMES_BYTES).splitlines() if line.strip()]
 
 

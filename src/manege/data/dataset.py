@@ -29,11 +29,11 @@ from manege.files import user_path
 _DEFAULT_SIZE = 32
 
 FLIPPABLE = frozenset({"fashion-mnist", "cifar10", "cifar100", "cifar100-coarse"})
-"""Named datasets whose pictures may be mirrored; a mirrored digit is none."""
+"""Named datasets whose pictures may be mirrored; a mirrored digit is no digit."""
 
 
 Source = ArraySource | FolderSource
-"""A kind of dataset: what it holds and how it decodes; it knows no split but an official one."""
+"""A kind of dataset: what it holds and how it decodes; knows no split but an official one."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class ClassCount:
 
 
 class Dataset:
-    """Classes, split and form are settled; pictures are decoded when first asked for.
+    """A dataset with classes, split and form settled, which decodes pictures when first asked.
 
     Args:
         source: where the pictures are.
         config: classes, limit, and a form that the networks can make.
-        form: any other form, over the configuration's.
+        form: any other form, which takes the place of the configuration's.
     """
 
     def __init__(self, source: Source, config: DataConfig, form: Form | None = None) -> None:
@@ -77,7 +77,7 @@ class Dataset:
         return self._known in FLIPPABLE
 
     def names(self, label: str, split: Split) -> tuple[str, ...]:
-        """The names of :meth:`pictures`, in the same order."""
+        """Return the names of :meth:`pictures`, in the same order."""
         if label not in self.labels:
             choose(self.labels, (label,), self.name)
         if (label, split) not in self._names:
@@ -91,15 +91,15 @@ class Dataset:
         return self._names[label, split]
 
     def pictures(self, label: str, split: Split) -> npt.NDArray[np.uint8]:
-        """The decoded pictures, N x size x size x channels, mapped copy-on-write."""
+        """Return the decoded pictures, N x size x size x channels, mapped copy-on-write."""
         return self.entry(label, split).open()
 
     def digest(self, label: str, split: Split = Split.TRAIN) -> str:
-        """SHA-256 of the bytes of :meth:`pictures`."""
+        """Return the SHA-256 of the bytes of :meth:`pictures`."""
         return self.entry(label, split).sha256
 
     def entry(self, label: str, split: Split) -> cache.Entry:
-        """Where :meth:`pictures` and :meth:`digest` come from, decoded now if they must be."""
+        """Return the cache entry of :meth:`pictures` and :meth:`digest`; decode it if needed."""
         key = self._key(label, split)
         entry = cache.find(key)
         if entry is not None:
@@ -118,7 +118,7 @@ class Dataset:
         return made[label]
 
     def split_record(self) -> dict[str, Any]:
-        """What was held out, to be kept with a run; names only where no official split tells."""
+        """Return what was held out, for a run to keep; with names unless the split is official."""
         by_name = self.source.official is None
         return {
             "rule": self.held_out_rule,
@@ -164,7 +164,7 @@ class Dataset:
 
 
 def open_dataset(config: DataConfig) -> Dataset:
-    """The dataset that the configuration names, every chosen class large enough to train."""
+    """Return the dataset that the configuration names; raise DataError if a class is too small."""
     dataset = survey(config)
     small = [count for count in dataset.classes if count.train < SMALLEST_CLASS]
     if small:
@@ -177,13 +177,13 @@ def open_dataset(config: DataConfig) -> Dataset:
 
 
 def survey(config: DataConfig) -> Dataset:
-    """The dataset however small its classes are: for looking, not for training."""
+    """Return the dataset however small its classes are: to be looked at, not trained on."""
     form = Form(1, 2) if config.source in TOYS else None
     return Dataset(open_source(config), config, form)
 
 
 def open_source(config: DataConfig) -> Source:
-    """What the configuration names, opened."""
+    """Open and return what the configuration names."""
     if config.source in KNOWN:
         return open_named(config.source, config.root)
     path = user_path(config.source)

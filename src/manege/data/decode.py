@@ -1,7 +1,7 @@
-"""One picture file to one array: whatever PNG, JPEG, BMP or WebP holds, upright, 8-bit, square.
+"""Decodes one picture file (PNG, JPEG, BMP or WebP) to one array: upright, 8-bit, square.
 
-A file that cannot be decoded is :class:`Broken`, with the reason. Pillow's warnings are kept in:
-a picture either decodes or does not. Which files to decode is not decided here.
+Raises :class:`Broken`, with the reason, for a file that cannot be decoded. Pillow's warnings are
+kept in: a picture either decodes or does not. Which files to decode is not decided here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 RESIZE_RULE = "centre crop, lanczos"
-"""Part of every cache key: change it whenever the arithmetic below changes."""
+"""The name of the resizing in every cache key: change it whenever the arithmetic below changes."""
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 MAX_PIXELS = 40_000_000
@@ -34,17 +34,17 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes a picture upright, by its EXIF orientation."""
+"""The transposition that makes a picture upright, by its EXIF orientation."""
 _WHITE = (255, 255, 255, 255)
 
 
 class Broken(Exception):
-    """The file is no picture we can decode; the message is the reason, on one line."""
+    """Raised for a file that is no picture we can decode; the message is the reason, in a line."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What every picture of a dataset is brought to."""
+    """The side and channels that every picture of a dataset is brought to."""
 
     size: int
     channels: int
@@ -52,25 +52,25 @@ class Form:
 
 @dataclass(frozen=True)
 class PictureHeader:
-    """What a picture was before it was brought to a form."""
+    """The size, mode and colours of a picture before it was brought to a form."""
 
     width: int
     height: int
     mode: str
-    """Pillow's: L grey, RGB colour, P palette, ...; XY for points."""
+    """Pillow's mode: L grey, RGB colour, P palette, ...; XY for points."""
     grey: bool
     digest: bytes = b""
-    """Of its pixels; empty when only the header was read."""
+    """The digest of its pixels; empty if only the header was read."""
 
 
 def read_header(path: Path) -> PictureHeader:
-    """Size and mode, without decoding a pixel."""
+    """Return size and mode, without decoding a pixel."""
     with _opened(path) as image:
         return _seen(image)
 
 
 def inspect(path: Path) -> PictureHeader:
-    """The header and a digest of the upright pixels: equal digests are equal pictures."""
+    """Return the header, with a digest of the upright pixels: equal for equal pictures."""
     with _opened(path) as image:
         seen = _seen(image)
         picture = _flat(image)
@@ -80,14 +80,14 @@ def inspect(path: Path) -> PictureHeader:
 
 
 def decode(path: Path, form: Form) -> npt.NDArray[np.uint8]:
-    """The picture in that form, size x size x channels."""
+    """Return the picture in that form, size x size x channels."""
     with _opened(path) as image:
         _seen(image)
         return to_form(_flat(image), form)
 
 
 def to_form(picture: Image.Image, form: Form) -> npt.NDArray[np.uint8]:
-    """The grey or colour picture, cropped about its centre and resampled if it must be."""
+    """Return the grey or colour picture, cropped about its centre and resampled if needed."""
     mode = "L" if form.channels == 1 else "RGB"
     if picture.mode != mode:
         picture = picture.convert(mode)
@@ -98,19 +98,19 @@ def to_form(picture: Image.Image, form: Form) -> npt.NDArray[np.uint8]:
 
 
 def array_to_form(picture: npt.NDArray[np.uint8], form: Form) -> npt.NDArray[np.uint8]:
-    """The same for an array, height x width x channels."""
+    """Return the array, height x width x channels, as :func:`to_form` returns a picture."""
     return to_form(Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture), form)
 
 
 def pixel_digest(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """A digest of the pixels and their shape."""
+    """Return a digest of the pixels and their shape."""
     spelled = repr(pixels.shape).encode("ascii") + pixels.tobytes()
     return hashlib.blake2b(spelled, digest_size=16).digest()
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """The lazily opened file; anything Pillow throws while it is in use becomes Broken."""
+    """Open the file lazily; turn anything Pillow raises while it is in use into Broken."""
     with warnings.catch_warnings():
         # Broken EXIF, odd palettes, large pictures: the first two decode well, the third is ours.
         warnings.simplefilter("ignore")
@@ -159,7 +159,7 @@ def _is_grey(image: Image.Image) -> bool:
 
 
 def _flat(image: Image.Image) -> Image.Image:
-    """The decoded picture, upright, as L or RGB without transparency."""
+    """Return the decoded picture, upright, as L or RGB without transparency."""
     image.load()
     picture = _upright(image)
     if picture.mode.startswith("I"):
@@ -179,6 +179,6 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _eight_bit(picture: Image.Image) -> Image.Image:
-    """16-bit grey scaled so that 65535 is white; Pillow's own conversion would clip at 255."""
+    """Return 16-bit grey scaled so that 65535 is white; Pillow's conversion would clip at 255."""
     deep = np.asarray(picture).astype(np.int64).clip(0, 65535)
     return Image.fromarray(((deep * 255 + 32767) // 65535).astype(np.uint8))

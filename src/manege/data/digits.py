@@ -1,6 +1,6 @@
 """scikit-learn's handwritten digits, kept in our cache after the first reading.
 
-Importing scikit-learn takes seconds; every trainer process would pay them again.
+Importing scikit-learn takes seconds, which every worker would need again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ABOUT = "scikit-learn's digits: 1,797 handwritten digits, 8x8 grey, needs no dow
 
 _SIDE = 8
 _HIGHEST = 16
-"""The pictures' values are 0 to 16."""
+"""The highest value in the pictures, which begin at 0."""
 
 
 def open_digits() -> ArraySource:
-    """The ten classes of digits, without an official split."""
+    """Return the ten classes of digits, without an official split."""
     stamps = ("scikit-learn", version("scikit-learn"))
     key = cache.key(NAME, *stamps)
     entry = cache.find(key) or cache.store(key, (PICTURES, _SIDE**2 + 1), (), _rows())
@@ -51,7 +51,7 @@ def _pictures(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def _rows() -> list[npt.NDArray[np.uint8]]:
-    """One block: each row a picture's pixels and its label."""
+    """Return one block, in which each row is a picture's pixels and its label."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

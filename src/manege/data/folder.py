@@ -1,4 +1,4 @@
-"""Image folders: a subfolder a class, picture files anywhere below it.
+"""Reads image folders: a subfolder for each class, picture files anywhere below it.
 
 Folders are listed when asked for, files opened one class at a time: nothing of another class is
 read to load one. Never follows a link in circles.
@@ -25,7 +25,7 @@ from manege.errors import DataError, MachineError
 
 TRAIN = "train"
 HELD_OUT = ("test", "val", "validation")
-"""What the parts of an official split are called, the held-out one in the order of preference."""
+"""Folder names of an official held-out part, in the order of preference."""
 
 
 class Kind(Enum):
@@ -34,7 +34,7 @@ class Kind(Enum):
     FOLDER = auto()
     FILE = auto()
     OTHER = auto()
-    """A broken link, a pipe, a device: opening it may fail or wait for ever."""
+    """A broken link, a pipe or a device: opening it may fail or wait for ever."""
 
 
 @dataclass(frozen=True)
@@ -47,32 +47,32 @@ class Listing:
 
 @dataclass(frozen=True)
 class FolderSource:
-    """A dataset that is decoded class by class."""
+    """An image folder, which is decoded class by class."""
 
     name: str
     labels: tuple[str, ...]
     root: Path
     parts: Mapping[Split, Path]
-    """The folder whose subfolders are the classes."""
+    """The folder of each split, whose subfolders are the classes."""
     official: str | None
-    """What to call the split that came with the data, None when it has none."""
+    """The name of the split that came with the data; None if it has none."""
     _listings: dict[Path, Listing] = field(default_factory=dict, compare=False)
 
     @property
     def together(self) -> bool:
-        """False: a class is decoded when it is asked for."""
+        """Always false: a class is decoded when it is asked for."""
         return False
 
     def found(self, label: str, split: Split) -> tuple[str, ...]:
-        """The names of that label's picture files in that part."""
+        """Return the names of that label's picture files in that split."""
         return self._listing(label, split).pictures
 
     def count(self, label: str, split: Split) -> int:
-        """How many pictures :meth:`found` would name."""
+        """Return how many pictures :meth:`found` would name."""
         return len(self.found(label, split))
 
     def headers(self, labels: tuple[str, ...]) -> list[PictureHeader]:
-        """The header of each class's first picture; a broken one is left to the loading."""
+        """Return the header of each class's first picture; loading will report broken ones."""
         headers = []
         for label in labels:
             for name in self.found(label, Split.TRAIN)[:1]:
@@ -83,7 +83,7 @@ class FolderSource:
         return headers
 
     def every_header(self) -> Iterator[PictureHeader]:
-        """The header of every picture; a broken one ends it."""
+        """Yield the header of every picture; raise DataError for a broken one."""
         for split in self.parts:
             for label in self.labels:
                 for name in self.found(label, split):
@@ -96,7 +96,7 @@ class FolderSource:
                         ) from error
 
     def left_out(self) -> tuple[str, ...]:
-        """Pictures below the root that are in no class folder of any part."""
+        """Return the pictures below the root that are in no class folder of any split."""
         classes = tuple(
             f"{(folder / label).relative_to(self.root).as_posix()}/"
             for folder in self.parts.values()
@@ -105,7 +105,7 @@ class FolderSource:
         return tuple(name for name in walk(self.root).pictures if not name.startswith(classes))
 
     def ignored(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Files that are no pictures by their suffix, or lie outside any class."""
+        """Return the files that are no pictures by their suffix, or lie outside any class."""
         stray = []
         for folder in dict.fromkeys((self.root, *self.parts.values())):
             stray += [(folder / name).relative_to(self.root) for name in files(folder)]
@@ -116,20 +116,20 @@ class FolderSource:
         return tuple(path.as_posix() for path in stray)
 
     def stamps(self, label: str, split: Split, names: tuple[str, ...]) -> list[Any]:
-        """Path, size and time of change of each file."""
+        """Return path, size and time of change of each file."""
         return [stamp(self._path(label, split, name)) for name in names]
 
     def decode(
         self, wanted: Mapping[str, tuple[str, ...]], split: Split, form: Form
     ) -> Iterator[tuple[str, Iterator[npt.NDArray[np.uint8]]]]:
-        """Blocks of the wanted pictures of each label, in the order of their names."""
+        """Yield each label, and blocks of its wanted pictures in the order of their names."""
         for label, names in wanted.items():
             yield label, self._blocks(label, names, split, form)
 
     def inspect(
         self, wanted: Mapping[str, tuple[str, ...]], split: Split
     ) -> Iterator[tuple[str, str, PictureHeader | str]]:
-        """Label, name and what was seen of each wanted picture, or why it is broken."""
+        """Yield label, name and header of each wanted picture, or why it is broken."""
         for label, names in wanted.items():
             for name in names:
                 try:
@@ -166,7 +166,7 @@ class FolderSource:
 
 
 def open_folder(path: Path) -> FolderSource:
-    """The dataset in that folder."""
+    """Return the dataset in that folder."""
     root = path.absolute()
     parts, official = _layout(root)
     labels = natural({label for folder in parts.values() for label in subfolders(folder)})
@@ -190,7 +190,7 @@ def open_folder(path: Path) -> FolderSource:
 
 
 def open_flat(path: Path) -> FolderSource | None:
-    """The pictures that lie directly in that folder, as one class; None when some lie deeper."""
+    """Return the pictures directly in that folder as one class; None if some lie deeper."""
     root = path.absolute()
     listing = walk(root)
     if not listing.pictures:
@@ -213,7 +213,7 @@ def open_flat(path: Path) -> FolderSource | None:
 
 
 def _layout(root: Path) -> tuple[dict[Split, Path], str | None]:
-    """Where the parts' class folders lie, and the official held-out folder's name if any."""
+    """Return the folders of each split's classes, and the official held-out one's name if any."""
     visible = subfolders(root)
     classes = subfolders(root / TRAIN) if TRAIN in visible else []
     # A class may be called "train": only one with subfolders can be the training part.
@@ -230,7 +230,7 @@ def _layout(root: Path) -> tuple[dict[Split, Path], str | None]:
 
 
 def walk(folder: Path) -> Listing:
-    """Every regular file below the folder, links followed, each folder entered once."""
+    """Return every file below the folder; follow links, but enter each folder once."""
     pictures: list[str] = []
     ignored: list[str] = []
     entered: set[Path] = set()
@@ -252,17 +252,17 @@ def walk(folder: Path) -> Listing:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """The names of the folders directly in it, links followed."""
+    """Return the names of the folders directly in it, links followed."""
     return sorted(entry.name for entry in _scan(folder) if _kind(entry) is Kind.FOLDER)
 
 
 def files(folder: Path) -> list[str]:
-    """The names of everything else directly in it."""
+    """Return the names of everything else directly in it."""
     return sorted(entry.name for entry in _scan(folder) if _kind(entry) is not Kind.FOLDER)
 
 
 def _scan(folder: Path) -> list[os.DirEntry[str]]:
-    """The folder's entries but the hidden ones."""
+    """Return the folder's entries, without hidden ones."""
     try:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if not entry.name.startswith(".")]

@@ -1,7 +1,7 @@
-"""The idx format of MNIST and its like: unsigned bytes behind a big-endian header, maybe gzipped.
+"""Reads the idx format of MNIST: unsigned bytes behind a big-endian header, gzipped or not.
 
-A file is read whole or refused: a wrong number, a missing or a surplus byte names the file, and
-is found before memory is taken for what the header promises.
+A file is read whole or refused: an error names the file for a wrong number, a missing or a surplus
+byte, before memory is taken for what the header promises.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _KIND = {1: "labels", 3: "pictures"}
 
 
 def read_pictures(path: Path) -> npt.NDArray[np.uint8]:
-    """All pictures, N x H x W."""
+    """Return all pictures, N x H x W."""
     return _read(path, 3)
 
 
 def read_labels(path: Path, classes: int) -> npt.NDArray[np.uint8]:
-    """All labels, each below ``classes``."""
+    """Return all labels; raise DataError unless each is below ``classes``."""
     labels = _read(path, 1)
     if labels.size and int(labels.max()) >= classes:
         place = int(np.argmax(labels >= classes))
@@ -43,13 +43,13 @@ def read_labels(path: Path, classes: int) -> npt.NDArray[np.uint8]:
 
 
 def picture_shape(path: Path) -> tuple[int, int, int]:
-    """Count, height and width, from the header alone."""
+    """Return count, height and width, from the header alone."""
     count, height, width = _promised(path, 3)
     return count, height, width
 
 
 def label_count(path: Path) -> int:
-    """How many labels there are, from the header alone."""
+    """Return how many labels there are, from the header alone."""
     return _promised(path, 1)[0]
 
 
@@ -84,7 +84,7 @@ def _read(path: Path, dims: int) -> npt.NDArray[np.uint8]:
 
 
 def _count(file: IO[bytes], most: int) -> int:
-    """How many bytes are left, counted up to ``most``."""
+    """Return how many bytes are left, counted up to ``most``."""
     found = 0
     while found < most and (chunk := file.read(min(_CHUNK, most - found))):
         found += len(chunk)
@@ -98,7 +98,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _open(path: Path) -> IO[bytes]:
-    """The file's content; gzip is told by its first bytes, not by its name."""
+    """Return the file's content; gzip is known by the first bytes, not by the name."""
     file = path.open("rb")
     zipped = file.read(len(_GZIP)) == _GZIP
     file.seek(0)

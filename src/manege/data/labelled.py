@@ -1,4 +1,4 @@
-"""Image folders whose labels stand in a ``labels.csv``.
+"""Reads image folders whose labels stand in a ``labels.csv``.
 
 The table says which picture has which label and, in a column ``split``, which ones are held out;
 where it lies beside folders of classes, it wins over them. Everything else is as in any image
@@ -33,17 +33,17 @@ _SHOWN = 200
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledSource(FolderSource):
-    """A dataset that is decoded class by class, its classes being listed in a table.
+    """An image folder whose classes are listed in a table, decoded class by class.
 
     The parts are the folders that the tables' files are relative to; both may be the same.
     """
 
     pictures: Mapping[tuple[str, Split], Listing]
     tables: Mapping[Split, tuple[str, int, int]]
-    """The stamps of the tables, from before they were read."""
+    """The path, size and time of change of each table, from before it was read."""
 
     def left_out(self) -> tuple[str, ...]:
-        """Pictures below the root that no table could have listed; one not listed is not meant."""
+        """Return the pictures that no table could list; those merely not listed are not meant."""
         folders = tuple(self.parts.values())
         return tuple(
             name
@@ -52,7 +52,7 @@ class LabelledSource(FolderSource):
         )
 
     def ignored(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Files beside the tables that these do not list, whatever the chosen labels."""
+        """Return the files beside the tables that these do not list, whatever the chosen labels."""
         meant = {
             self.parts[split] / name
             for (_, split), listing in self.pictures.items()
@@ -70,7 +70,7 @@ class LabelledSource(FolderSource):
         )
 
     def stamps(self, label: str, split: Split, names: tuple[str, ...]) -> list[Any]:
-        """The table's path, size and time of change, and those of each file."""
+        """Return path, size and time of change of the table and of each file."""
         table = self.tables.get(split, self.tables[Split.TRAIN])
         return [table, *super().stamps(label, split, names)]
 
@@ -82,12 +82,12 @@ class LabelledSource(FolderSource):
 
 
 def open_images(path: Path) -> FolderSource:
-    """The dataset in that folder: by its table if it has one, else by its folders of classes."""
+    """Return the dataset in that folder: by its table if it has one, else by its class folders."""
     return open_labelled(path) or open_folder(path)
 
 
 def open_labelled(path: Path) -> LabelledSource | None:
-    """The dataset that a ``labels.csv`` in the folder, or in its ``train/``, lists; None without.
+    """Return the dataset that a ``labels.csv`` in the folder or its ``train/`` lists; None without.
 
     With one in ``train/`` the first of ``test/``, ``val/``, ``validation/`` that has one too is
     held out. A column ``split`` says the same of files in one folder: whatever is not ``train`` is
@@ -127,7 +127,7 @@ def open_labelled(path: Path) -> LabelledSource | None:
 
 
 def _parts(root: Path) -> dict[Split, Path]:
-    """The folders that have a table; none when there is none to go by."""
+    """Return the folder with a table of each split; none if there is no table to go by."""
     if (root / TABLE).is_file():
         return {Split.TRAIN: root}
     train = root / TRAIN
@@ -148,7 +148,7 @@ def _parts(root: Path) -> dict[Split, Path]:
 
 
 def _require_split(table: Path, rows: Sequence[LabelRow], split: Split) -> None:
-    """Refuse a column that contradicts the folders."""
+    """Refuse a column ``split`` that contradicts the folders."""
     for row in rows:
         if row.split is not None and (row.split == TRAIN) != (split is Split.TRAIN):
             raise DataError(
@@ -160,7 +160,7 @@ def _require_split(table: Path, rows: Sequence[LabelRow], split: Split) -> None:
 def _divided(
     table: Path, rows: Sequence[LabelRow]
 ) -> tuple[dict[Split, list[LabelRow]], str | None]:
-    """The rows by the table's own split, and what to call it; all to train on when it has none."""
+    """Return the rows of each split, and the held-out one's name; all are to train if none says."""
     train = [row for row in rows if row.split in (None, TRAIN)]
     held_out = [row for row in rows if row.split not in (None, TRAIN)]
     if not train:

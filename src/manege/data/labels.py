@@ -1,4 +1,4 @@
-"""Labels and names as people read them: order, nearest spelling, one printable line."""
+"""Shows labels and names to people: in natural order, with the nearest spelling, on one line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SHOWN = 12
 
 
 def natural(names: Iterable[str]) -> tuple[str, ...]:
-    """The names in the order a person expects: 2 before 10, capitals beside small letters."""
+    """Return the names in the order people expect: 2 before 10, capitals beside small letters."""
     return tuple(sorted(names, key=_natural_key))
 
 
 def choose(
     labels: Sequence[str], wanted: Sequence[str] | None, dataset: str, *, key: str = "classes"
 ) -> tuple[str, ...]:
-    """The wanted labels in the dataset's own order, all of them when None."""
+    """Return the wanted labels in the dataset's own order, all if None; refuse unknown ones."""
     if wanted is None:
         return tuple(labels)
     unknown = [label for label in wanted if label not in labels]
@@ -37,14 +37,14 @@ def choose(
 
 
 def nearest(word: str, words: Sequence[str]) -> str | None:
-    """The word that looks most like it, None when none does."""
+    """Return the word that looks most like it; None if none is close."""
     lowered = {known.lower(): known for known in words}
     close = difflib.get_close_matches(word.lower(), list(lowered), n=1, cutoff=0.5)
     return lowered[close[0]] if close else None
 
 
 def listed(words: Sequence[str]) -> str:
-    """The words with commas, the first dozen and a count when they are many."""
+    """Return the words with commas; of many, the first dozen and how many more there are."""
     shown = ", ".join(printable(word) for word in words[:_SHOWN])
     return shown if len(words) <= _SHOWN else f"{shown} and {len(words) - _SHOWN} more"
 

@@ -1,4 +1,4 @@
-"""The datasets known by name, and what else is accepted."""
+"""Opens and lists the datasets known by name, and says what else is accepted as data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KNOWN: dict[str, str] = {
     stacked.NAME: stacked.ABOUT,
     **{toy.name: toy.about for toy in toys.TOYS.values()},
 }
-"""The datasets known by name, one line each."""
+"""The datasets known by name, each with a line about it."""
 
 ACCEPTED: dict[str, str] = {
     "FOLDER": "an image folder: a subfolder a class, PNG, JPEG, BMP or WebP; "
@@ -40,11 +40,11 @@ ACCEPTED: dict[str, str] = {
     "of the columns file, label and maybe split, which wins over subfolders",
     "FILE.npz": "arrays images and labels, maybe test_images and test_labels",
 }
-"""What else can be named as data, one line each."""
+"""What else can be named as data, each with a line about it."""
 
 
 def open_named(name: str, root: str | None) -> ArraySource:
-    """The dataset of that name, fetched if it must be."""
+    """Return the dataset of that name; fetch it if needed."""
     if name == digits.NAME:
         return digits.open_digits()
     if name in toys.TOYS:
@@ -62,7 +62,7 @@ def open_named(name: str, root: str | None) -> ArraySource:
 
 
 def list_datasets(root: str | None) -> list[dict[str, Any]]:
-    """Name, description, number of pictures and whereabouts of all that can be named as data."""
+    """Return name, description, number of pictures and place of all that can be named as data."""
     rows: list[dict[str, Any]] = [
         {
             "name": digits.NAME,
@@ -117,7 +117,7 @@ def list_datasets(root: str | None) -> list[dict[str, Any]]:
 
 
 def open_idx(dataset: IdxDataset, files: dict[str, Path]) -> ArraySource:
-    """The dataset in those four files."""
+    """Return the dataset in those four files."""
     parts: dict[Split, Part] = {}
     shapes: dict[Split, tuple[int, int]] = {}
     for split, (pictures, labels) in FILES_OF.items():

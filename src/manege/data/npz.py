@@ -1,8 +1,8 @@
-"""Datasets in one .npz file: ``images`` and ``labels``, maybe ``test_images``, ``test_labels``.
+"""Reads a dataset in an .npz file: ``images``, ``labels``, maybe ``test_images``, ``test_labels``.
 
-Opening reads the labels and the header of the pictures; nothing is ever unpickled. No array is
-taken at its word: what its header claims must be in the file, or nothing is read. Labels may be
-missing, and pictures be points, only where nothing is to be trained.
+Opening reads the labels and the header of the pictures; nothing is ever unpickled. What an
+array's header claims must be in the file, or nothing is read. Labels may be missing, and pictures
+be points, only where nothing is to be trained.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ _KEYS = {Split.TRAIN: ("images", "labels"), Split.HELD_OUT: ("test_images", "tes
 _SHAPES = "(N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W)"
 _NO_LABEL = "all"
 _WIDEST_LABEL = 4096
-"""Bytes of a label in its array, where a character takes one or four."""
+"""The most bytes of a label in its array, where a character takes one or four."""
 _MOST_HEADER = 10_000
-"""Bytes of an array's header, as numpy has it."""
+"""The most bytes of an array's header, as numpy limits it."""
 _CHUNK = 1 << 20
 _BLOCK = 1024
 _SHOWN = 100
 
 
 class _Header(NamedTuple):
-    """What an array's header claims, and what its file has for it."""
+    """What an array's header claims, and how much of it the file can hold."""
 
     shape: tuple[int, ...]
     by_column: bool
     dtype: np.dtype[Any]
     held: int
-    """Bytes that are in the file, and not more than its packed ones can unzip to."""
+    """Bytes in the file, but no more than its packed ones can unzip to."""
 
     @property
     def claimed(self) -> int:
-        """Bytes of the array."""
+        """Bytes that the array would take."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class _Column(NamedTuple):
-    """The labels of a split: each once, and for every picture its place among them."""
+    """The labels of a split, each once, and for every picture the position of its label."""
 
     labels: list[str]
     places: npt.NDArray[np.int64]
 
 
 def open_npz(path: Path) -> ArraySource:
-    """The dataset in that file."""
+    """Return the dataset in that file, to be trained on."""
     present = _members(path)
     _require(path, present, "images", "labels")
     half = [key for key in _KEYS[Split.HELD_OUT] if key in present]
@@ -83,7 +83,7 @@ def open_npz(path: Path) -> ArraySource:
 
 
 def open_pictures(path: Path) -> tuple[ArraySource, bool]:
-    """The pictures or points in that file, and whether it has their labels."""
+    """Return the pictures or points in that file, and whether it has labels for them."""
     present = _members(path)
     _require(path, present, "images")
     splits = tuple(split for split in Split if _KEYS[split][0] in present)
@@ -106,7 +106,7 @@ def _require(path: Path, present: set[str], *keys: str) -> None:
 
 
 def _open(path: Path, splits: tuple[Split, ...], *, labelled: bool) -> ArraySource:
-    """Those parts of the file; one class of everything when it has no labels."""
+    """Return those splits of the file; as one class if it has no labels."""
     shapes = {split: _picture_shape(path, _KEYS[split][0]) for split in splits}
     for shape in shapes.values():
         require_room(path, shape[0])
@@ -147,7 +147,7 @@ def _open(path: Path, splits: tuple[Split, ...], *, labelled: bool) -> ArraySour
 
 
 def _targets(column: _Column, places: dict[str, int]) -> npt.NDArray[np.int64]:
-    """For every picture the place of its label in the dataset."""
+    """Return, for every picture, the position of its label in the dataset."""
     return np.array([places[label] for label in column.labels], dtype=np.int64)[column.places]
 
 
@@ -161,7 +161,7 @@ def _members(path: Path) -> set[str]:
 
 
 def _picture_shape(path: Path, key: str) -> tuple[int, int, int, int]:
-    """Count, height, width and channels of the pictures, from the array's header alone."""
+    """Return count, height, width and channels of the pictures, from the array's header alone."""
     with _member(path, key) as (header, _):
         shape, dtype = header.shape, header.dtype
         if dtype != np.uint8 and dtype.kind != "f":
@@ -230,7 +230,7 @@ def _read_pictures(path: Path, key: str) -> npt.NDArray[np.uint8]:
 
 
 def _load(path: Path, key: str) -> npt.NDArray[Any]:
-    """The whole array."""
+    """Return the whole array."""
     with _member(path, key) as (header, file):
         _require_held(path, key, header)
         content = np.empty(header.claimed, dtype=np.uint8)
@@ -247,7 +247,7 @@ def _load(path: Path, key: str) -> npt.NDArray[Any]:
 
 @contextlib.contextmanager
 def _member(path: Path, key: str) -> Iterator[tuple[_Header, IO[bytes]]]:
-    """An array's header, and the file at its content."""
+    """Give an array's header, and the file at its content, while inside."""
     with _decoding(path, key), zipfile.ZipFile(path) as archive:
         member = archive.getinfo(f"{key}.npy")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -263,7 +263,7 @@ def _member(path: Path, key: str) -> Iterator[tuple[_Header, IO[bytes]]]:
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type; no more is read than a header has."""
+    """Return shape, order and type; read no more than a header has."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"version {version} of the format")

@@ -1,4 +1,4 @@
-"""Published datasets: where they lie on this machine, how they are fetched; the idx ones by name.
+"""Finds and fetches published datasets; knows the ones in idx files by name.
 
 Nothing is downloaded that already lies in a place of the user's or of the system's. What is in
 the files is read elsewhere.
@@ -35,12 +35,12 @@ class IdxDataset:
     url: str
     """Where the four .gz files are, with a slash at the end."""
     hashes: tuple[str, str, str, str]
-    """Of the published .gz files, in the order of FILES."""
+    """The hashes of the published .gz files, in the order of FILES."""
     labels: tuple[str, ...]
     train_labels_sha256: str
-    """Of the unzipped training labels: tells the datasets apart, for their files share names."""
+    """The hash of the unzipped training labels: tells datasets apart whose files share names."""
     system: Path | None = None
-    """Where a distribution's package puts it."""
+    """The folder in which a distribution's package puts it."""
 
 
 MNIST = IdxDataset(
@@ -86,7 +86,7 @@ IDX_DATASETS = {dataset.name: dataset for dataset in (MNIST, FASHION)}
 
 
 def locate(dataset: IdxDataset, root: str | None) -> dict[str, Path] | None:
-    """The four files, from the first place that has them; None when none has.
+    """Return the four files, from the first place that has them; None if none has.
 
     Order: ``root``, MANEGE_DATA (each itself or its subfolder of the dataset's name), the
     system's package, the download cache.
@@ -110,7 +110,7 @@ def locate(dataset: IdxDataset, root: str | None) -> dict[str, Path] | None:
 
 
 def download(dataset: IdxDataset) -> dict[str, Path]:
-    """The four files, fetched into the download cache and checked against their hashes."""
+    """Fetch the four files into the download cache and check them against their hashes."""
     remedy = put_into(dataset.name, ", ".join(f"{name}.gz" for name in FILES))
     return {
         name: fetch(
@@ -121,7 +121,7 @@ def download(dataset: IdxDataset) -> dict[str, Path]:
 
 
 def places(home: str, root: str | None) -> list[Path]:
-    """Where the user may keep data: ``root``, then MANEGE_DATA, a subfolder ``home`` first."""
+    """Return where users may keep data: ``root``, then MANEGE_DATA, a subfolder ``home`` first."""
     folders = []
     if root is not None:
         given = user_path(root)
@@ -136,12 +136,12 @@ def places(home: str, root: str | None) -> list[Path]:
 
 
 def download_folder(home: str) -> Path:
-    """Where what is fetched for a dataset is kept."""
+    """Return the folder for what is fetched for a dataset."""
     return cache_folder() / "downloads" / home
 
 
 def put_into(home: str, needed: str) -> str:
-    """What to do about files that cannot be downloaded."""
+    """Say what to do about files that cannot be downloaded."""
     return (
         f"put {needed} into {download_folder(home)}, or into a folder {home}/ below "
         f"{field('data_root')} or MANEGE_DATA"
@@ -149,7 +149,7 @@ def put_into(home: str, needed: str) -> str:
 
 
 def fetch(dataset: str, url: str, file: str, known_hash: str, *, home: str, remedy: str) -> Path:
-    """The published file, in the download cache and checked against its hash.
+    """Fetch the published file into the download cache and check it against its hash.
 
     Args:
         dataset: its name, for people.
@@ -208,7 +208,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Bar:
-    """What pooch asks of a progress bar, on one line of the terminal."""
+    """A progress bar, as pooch calls it, on one line of the terminal."""
 
     def __init__(self, title: str) -> None:
         self.title = title

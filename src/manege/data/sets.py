@@ -1,6 +1,6 @@
-"""Sets of pictures to be measured: a dataset's part, or whatever somebody's folder or file holds.
+"""Reads sets of pictures to be measured: a split of a dataset, or what a folder or file holds.
 
-A set is a plain array with labels and a digest; who made the pictures is nobody's business here.
+A set is a plain array with labels and a digest; it does not matter who made the pictures.
 Training never reads one: it wants classes, a split and sides that the networks can make.
 """
 
@@ -38,13 +38,13 @@ class PictureSet:
     """Pictures in memory; sets with equal digests hold the same pictures and labels."""
 
     name: str
-    """The dataset's, folder's or file's."""
+    """The name of the dataset, folder or file."""
     split: str
     """``held-out``, ``train`` or ``all``."""
     pictures: npt.NDArray[np.uint8] = field(repr=False, compare=False)
-    """N x S x S x C."""
+    """The pictures, N x S x S x C."""
     labels: tuple[str, ...] | None = field(repr=False)
-    """One for each picture, None when the set has none."""
+    """One label for each picture; None if the set has none."""
     digest: str
     """SHA-256 of pictures, labels and their order, but not of the name."""
 
@@ -53,12 +53,12 @@ class PictureSet:
 
     @property
     def size(self) -> int:
-        """Side of the pictures, 1 for points."""
+        """The side of the pictures, 1 for points."""
         return int(self.pictures.shape[1])
 
     @property
     def channels(self) -> int:
-        """1 grey, 3 colour, 2 for points."""
+        """The number of channels: 1 grey, 3 colour, 2 for points."""
         return int(self.pictures.shape[3])
 
 
@@ -77,11 +77,11 @@ def set_of(
     limit: int | None = None,
     labels: tuple[str, ...] | None = None,
 ) -> PictureSet:
-    """A dataset's part, class after class; empty when that part is.
+    """Return a split of a dataset, class after class; empty if that split is.
 
     Args:
         dataset: opened or surveyed.
-        split: which part.
+        split: which split.
         limit: at most so many pictures in all, from each class in proportion to its number; its
             first ones, which are a fair sample, for they lie in the order of a hash.
         labels: only of these classes.
@@ -99,7 +99,7 @@ def set_of(
 
 
 def read_set(source: Path, *, size: int | None = None, channels: int | None = None) -> PictureSet:
-    """All pictures of a folder or an .npz file, whoever made them.
+    """Return all pictures of a folder or an .npz file, whoever made them.
 
     Args:
         source: a folder with a labels.csv (the pictures it lists), with a subfolder a class, or
@@ -124,10 +124,10 @@ def read_set(source: Path, *, size: int | None = None, channels: int | None = No
 
 
 def survey_measured(config: DataConfig, size: int | None, channels: int | None) -> Dataset:
-    """The dataset that the configuration names, to be measured: of whatever side it is.
+    """Return the dataset that the configuration names, to be measured: its side may be any.
 
     Args:
-        config: its own size and channels do not count.
+        config: what to open; its own size and channels do not count.
         size: bring the pictures to this side; None expects that all have the same.
         channels: bring them to grey or colour; None is grey where all are.
     """
@@ -136,12 +136,12 @@ def survey_measured(config: DataConfig, size: int | None, channels: int | None) 
 
 
 def has_labels(source: Path) -> bool:
-    """Whether a folder or an .npz file says what its pictures show."""
+    """Return whether a folder or an .npz file says what its pictures show."""
     return _open(source)[1]
 
 
 def _shares(counts: Sequence[int], limit: int) -> list[int]:
-    """At most ``limit`` of them in proportion, the rest to the largest remainders (Hamilton)."""
+    """Divide at most ``limit`` in proportion, the rest to the largest remainders (Hamilton)."""
     total = sum(counts)
     if limit >= total:
         return list(counts)
@@ -153,7 +153,7 @@ def _shares(counts: Sequence[int], limit: int) -> list[int]:
 
 
 def _joined(pieces: Sequence[_Piece], form: Form) -> tuple[npt.NDArray[np.uint8], str]:
-    """The pieces' pictures in one array, and the digest of the set."""
+    """Return the pieces' pictures in one array, and the digest of the set."""
     total = sum(piece.rows for piece in pieces)
     pictures = np.empty((total, form.size, form.size, form.channels), dtype=np.uint8)
     told = []
@@ -175,7 +175,7 @@ def _labels(pieces: Sequence[_Piece]) -> tuple[str, ...]:
 
 
 def _open(path: Path) -> tuple[Source, bool]:
-    """The source at a path, and whether it has labels."""
+    """Return the source at a path, and whether it has labels."""
     path = user_path(path)
     if path.is_dir():
         return _open_folder(path)
@@ -207,7 +207,7 @@ def _open_folder(path: Path) -> tuple[FolderSource, bool]:
 
 
 def _form(source: Source, path: Path, size: int | None, channels: int | None) -> Form:
-    """The form asked for, completed from what the pictures are."""
+    """Return the form asked for, completed from what the pictures are."""
     points = isinstance(source, ArraySource) and source.shape == POINT
     if points or (size, channels) == (1, 2):
         return _form_of_points(path, size, channels, found=points)
@@ -238,7 +238,7 @@ def _form_of_points(path: Path, size: int | None, channels: int | None, *, found
 
 
 def _side(path: Path, sides: Counter[tuple[int, int]]) -> int:
-    """The one side that all pictures have."""
+    """Return the one side that all pictures have; raise DataError if they differ."""
     (side, count), *others = sides.most_common(2)
     found = f"{count} are {side[0]}x{side[1]}"
     if others:

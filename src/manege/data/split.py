@@ -1,4 +1,4 @@
-"""Which pictures are held out, and the one order all of a class's pictures have.
+"""Decides which pictures are held out, and the one order that all of a class's pictures have.
 
 Both follow a hash of the picture's name, so neither depends on where the dataset lies, on the
 order of a folder's listing, or on any seed.
@@ -24,17 +24,17 @@ class Split(StrEnum):
 
 
 def by_hash(names: Iterable[str]) -> tuple[str, ...]:
-    """The names sorted by their hash: any prefix is a fair sample of the whole."""
+    """Return the names sorted by their hash: any prefix is a fair sample of the whole."""
     return tuple(sorted(names, key=_hash))
 
 
 def held_out_count(count: int) -> int:
-    """A tenth, halves rounded up; none of fewer than nine, for what is left must be trainable."""
+    """Return a tenth, halves rounded up; 0 of fewer than nine, as the rest must be trainable."""
     return 0 if count < _SMALLEST_TO_DIVIDE else max(1, (count + 5) // 10)
 
 
 def divide(names: Iterable[str]) -> dict[Split, tuple[str, ...]]:
-    """Both parts of a class that has no official split, each in hash order."""
+    """Return both parts of a class that has no official split, each in hash order."""
     ordered = by_hash(names)
     held_out = held_out_count(len(ordered))
     return {Split.HELD_OUT: ordered[:held_out], Split.TRAIN: ordered[held_out:]}

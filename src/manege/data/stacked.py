@@ -1,7 +1,7 @@
 """Stacked MNIST: three digits as the colours of one picture, so that there are 1,000 modes.
 
-Which digits lie on which is drawn once and is the same everywhere. There is one class: who loses
-modes is told by a classifier of the digits, not by labels.
+Which digits are stacked is drawn once and is the same everywhere. There is one class: a classifier
+of the digits, not labels, tells which modes a model has lost.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from manege.data.split import Split
 
 NAME = "stacked-mnist"
 COUNTS = {Split.TRAIN: 60_000, Split.HELD_OUT: 25_600}
-"""As many held out as the literature draws (Srivastava et al. 2017)."""
+"""Pictures of each split; as many are held out as in the literature (Srivastava et al. 2017)."""
 PICTURES = sum(COUNTS.values())
 ABOUT = "stacked MNIST: three digits as red, green and blue, 1,000 modes; made from mnist"
 
 
 def open_stacked(files: Mapping[str, Path]) -> ArraySource:
-    """The pictures made from MNIST's four files; what is held out is made of test digits."""
+    """Return the pictures made from MNIST's four files; held-out ones are made of test digits."""
     height, width = picture_shape(files[FILES_OF[Split.TRAIN][0]])[1:]
     return ArraySource(
         name=NAME,

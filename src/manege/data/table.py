@@ -1,7 +1,7 @@
-"""The table ``labels.csv``: which picture file has which label, and maybe which split.
+"""Reads the table ``labels.csv``: which picture file has which label, and maybe which split.
 
-A line that could be understood in two ways is refused with its number. Whether the files are there
-is not looked at here.
+A line that could be understood in two ways is refused with its number. Whether the files exist is
+not checked here.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class LabelRow:
 
     line: int
     file: str
-    """Relative to the table's folder, with forward slashes."""
+    """The file's path relative to the table's folder, with forward slashes."""
     label: str
     split: str | None
-    """``train``, ``test``, ``val`` or ``validation``; None without such a column."""
+    """The split: ``train``, ``test``, ``val`` or ``validation``; None without such a column."""
 
 
 def read_table(path: Path) -> list[LabelRow]:
-    """The table's rows in their order, each file once."""
+    """Return the table's rows in their order, each file once."""
     lines = _lines(path)
     if not lines:
         raise DataError(f"{printable(path)}: an empty file; {_HEADER}")
@@ -77,7 +77,7 @@ def read_table(path: Path) -> list[LabelRow]:
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
-    """The table's lines as numbers and fields, blank ones left out."""
+    """Return the table's lines as numbers and fields, without blank ones."""
     content = read_file(path, _MOST_BYTES)
     try:
         # Spreadsheets put a mark in front of UTF-8; "-sig" takes it off.
@@ -107,7 +107,7 @@ def _column(path: Path, names: Sequence[str], kind: Sequence[str]) -> int:
 
 
 def _relative(name: str, where: str) -> str:
-    """The file's path in its shortest spelling, so that no file is listed twice unnoticed."""
+    """Return the file's path in its shortest spelling: no file is to be listed twice unnoticed."""
     path = PurePosixPath(name)
     if not path.parts or "\0" in name:
         raise DataError(f"{where}: {printable(repr(name))} is no file's name; name a picture")

@@ -1,4 +1,4 @@
-"""The toys: points in the plane round known centres, on which losing a mode can be counted.
+"""Toy datasets: points in the plane round known centres, on which lost modes can be counted.
 
 A point is a picture of one pixel whose two channels are x and y, so that everything that handles
 pictures handles points: byte b is the coordinate b / 127.5 - 1, as for any pixel. Nothing is read
@@ -25,7 +25,7 @@ _RING8, _GRID25 = TOY_NAMES
 
 @dataclass(frozen=True, eq=False)
 class Toy:
-    """Equally likely round Gaussians, a label for each.
+    """A dataset of equally likely round Gaussians, with a label for each.
 
     Bytes are 2/255 apart in coordinates, so rounding adds a variance of (2/255)²/12 = 5.1e-6 to
     each coordinate: 0.57 % of 0.03², the variance of both toys.
@@ -36,15 +36,15 @@ class Toy:
     centres: npt.NDArray[np.float64] = field(repr=False)
     """K x 2, the coordinates of the modes in [-1, 1]; mode k has the label ``str(k)``."""
     deviation: float
-    """Of each coordinate about its centre."""
+    """The standard deviation of each coordinate about its centre."""
     each: Mapping[Split, int]
-    """How many points of every mode there are."""
+    """The number of points of every mode in each split."""
 
     def __post_init__(self) -> None:
         self.centres.setflags(write=False)
 
     def restricted(self, labels: tuple[str, ...]) -> Toy:
-        """The same with these modes only."""
+        """Return the same toy with these modes only."""
         return replace(self, centres=self.centres[[int(label) for label in labels]])
 
 
@@ -54,7 +54,7 @@ def _ring(modes: int, radius: float) -> npt.NDArray[np.float64]:
 
 
 def _lattice(axis: tuple[float, ...]) -> npt.NDArray[np.float64]:
-    """Row-major: the second coordinate runs fastest."""
+    """Return the points of a square lattice, row-major: the second coordinate runs fastest."""
     return np.array([(x, y) for x in axis for y in axis])
 
 
@@ -77,16 +77,16 @@ TOYS: dict[str, Toy] = {
         ),
     )
 }
-"""The toys by name."""
+"""The toys by their names."""
 
 
 def toy_of(name: str) -> Toy | None:
-    """The toy of that name, None when it is no toy's."""
+    """Return the toy of that name; None if there is none."""
     return TOYS.get(name)
 
 
 def open_toy(name: str) -> ArraySource:
-    """The toy's points, a class for each mode, with an official test split."""
+    """Return the toy's points, a class for each mode, with an official test split."""
     toy = TOYS[name]
     return ArraySource(
         name=name,
@@ -109,7 +109,7 @@ def _part(toy: Toy, split: Split) -> Part:
 
 
 def _points(toy: Toy, split: Split) -> npt.NDArray[np.uint8]:
-    """All points of a part, mode after mode, N x 1 x 1 x 2."""
+    """Return all points of a split, mode after mode, N x 1 x 1 x 2."""
     rng = stream(0, cell=toy.name, purpose=f"toy {split.value}")
     drawn = rng.standard_normal((len(toy.centres), toy.each[split], 2))
     coordinates = toy.centres[:, np.newaxis] + toy.deviation * drawn

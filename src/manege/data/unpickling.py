@@ -1,9 +1,9 @@
-"""The pickles of CIFAR: dicts of bytes, numbers, lists and arrays of bytes, and nothing else.
+"""Reads the pickles of CIFAR: dicts of bytes, numbers, lists and arrays of bytes, nothing else.
 
-A pickle is a program, and whoever wrote it chooses what it calls. So its instructions are looked
-through before any is carried out: only those that Python 2 used for these files, and only as many
-as such a file can need. Then an unpickler runs them that knows the three names in these files, and
-gives for each a stand-in of ours: not even numpy is called by what a file says.
+A pickle is a program, and whoever wrote it chooses what it calls. So its instructions are checked
+before any is carried out: only those that Python 2 used for these files, and only as many as such
+a file can need. Then an unpickler runs them that knows the three names in these files, and gives
+for each a stand-in of ours: not even numpy is called by what a file says.
 
 The binary archives hold the same pictures without any pickle, and are what we download. This stays
 because the python ones are what most people have, and what our own tests share: to refuse them
@@ -37,19 +37,19 @@ _BUILDING = frozenset(
     | {"GLOBAL", "REDUCE", "BUILD"}
 )
 _MOST_INSTRUCTIONS = 1_000_000
-"""Of 50,000 pictures with a name and two labels each it takes 200,000."""
+"""The most instructions: 50,000 pictures with a name and two labels each take 200,000."""
 _MOST_BUILDING = 64
-"""Of an official file it takes 17. So nothing is nested deeper, however the rest is arranged."""
+"""The most that may build or call something: an official file has 17. It also bounds nesting."""
 _SHOWN = 60
 _AGAIN = "get the file again"
 
 
 class _Refused(Exception):
-    """Why a pickle is none of those we read, on one line."""
+    """Raised for a pickle that is none of those we read; the message is the reason, on one line."""
 
 
 def read_pickle(path: Path, cap: int) -> dict[bytes, Any]:
-    """What the file holds: bytes, ints, lists, and arrays of bytes in two dimensions.
+    """Return what the file holds: bytes, ints, lists, and arrays of bytes in two dimensions.
 
     Args:
         path: written by Python 2, protocol 2.
@@ -109,10 +109,10 @@ def _look_through(content: bytes) -> None:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the names below, each as a stand-in."""
+    """An unpickler that knows only the admitted names, each as a stand-in."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in of that very name."""
+        """Return the stand-in of an admitted name; refuse any other."""
         admitted = _ADMITTED.get((module, name))
         if admitted is None:
             raise _Refused(f"it asks for {printable(f'{module}.{name}')[:_SHOWN]}")
@@ -120,7 +120,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Name:
-    """A name that may be mentioned."""
+    """The stand-in of a name that a pickle may mention."""
 
     # No place for an attribute: a pickle could put its own there for whoever reads next.
     __slots__ = ()
@@ -152,7 +152,7 @@ class _Dtype(_Name):
 
 
 class _Bytes:
-    """The dtype of unsigned bytes."""
+    """The stand-in of the dtype of unsigned bytes."""
 
     __slots__ = ()
 
@@ -162,7 +162,7 @@ class _Bytes:
 
 
 class _Array:
-    """An array to be: its state is checked before anything is made of it."""
+    """The stand-in of an array, whose state is checked before an array is made of it."""
 
     __slots__ = ("_content", "_shape")
 
@@ -184,7 +184,7 @@ class _Array:
         self._content = content
 
     def content(self) -> npt.NDArray[np.uint8]:
-        """The array, not to be written to."""
+        """Return the array, which cannot be written to."""
         if not self._content:
             raise _Refused("an array without content")
         return np.frombuffer(self._content, dtype=np.uint8).reshape(self._shape)

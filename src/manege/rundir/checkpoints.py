@@ -1,8 +1,8 @@
-"""A cell's commits on disk: two generations; a crash at any point leaves the old or the new.
+"""A cell's commits on disk: two generations, so that a crash leaves either the old or the new one.
 
 Owns the order of writes, renames and removals, and the fallback of reading. One process may write
 a checkpoint aside and another adopt it. A file that a manifest lists is never overwritten; a file
-is believed only when its SHA-256 and its own words agree.
+is believed only when its SHA-256 matches the manifest and it names the same cell, run and step.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose commits they are: the cell's key and the identity of its run."""
+    """The owner of commits: the cell's key and the identity of its run."""
 
     cell: str
     identity: str
@@ -88,7 +88,7 @@ def write_pending(
     meta: Mapping[str, Any],
     mark: str,
 ) -> Pending:
-    """The checkpoint, on the disk under a name that nobody reads; `adopt` makes it a commit.
+    """Write a checkpoint to disk under a name that nobody reads; `adopt` makes it a commit.
 
     The mark, such as "3.17", is in that name: writers with different marks never meet.
     """
@@ -106,10 +106,10 @@ def write_pending(
 def adopt(
     folder: Path, owner: Owner, pending: Pending, *, incarnation: int, trusted: Commit | None
 ) -> Commit:
-    """The new newest generation: what was written aside, under its name and in the manifest.
+    """Make a checkpoint that was written aside the newest generation: name it and list it.
 
-    It is not hashed: its writer did. CheckpointError when it is missing or of another size. After
-    any refusal the old manifest counts and nothing is left aside.
+    It is not hashed, as its writer did that. Raises CheckpointError if it is missing or of another
+    size. After any refusal the old manifest counts and nothing is left aside.
     """
     aside = folder / pending.file
     try:
@@ -127,9 +127,9 @@ def adopt(
 
 
 def load_from(folder: Path, owner: Owner) -> tuple[Checkpoint, Commit] | None:
-    """The newest commit that verifies, or None when there never was one.
+    """Return the newest commit that verifies; None if there never was one.
 
-    Damage is a warning while an older generation is sound, else a CheckpointError.
+    Damage is a warning while an older generation is sound, else a CheckpointError is raised.
     """
     for _ in range(_READ_ATTEMPTS):
         before = _stamp(folder)
@@ -146,7 +146,7 @@ def load_from(folder: Path, owner: Owner) -> tuple[Checkpoint, Commit] | None:
 
 
 def listed_in(folder: Path) -> Manifest | None:
-    """The manifest that counts, its files unopened; None when nothing was ever committed."""
+    """Return the manifest that counts, without opening its files; None if nothing was committed."""
     problems = []
     for manifest in read_manifests(folder):
         if isinstance(manifest, Manifest):
@@ -191,7 +191,7 @@ def _load_once(folder: Path, owner: Owner) -> tuple[Checkpoint, Commit] | None:
 def _read(
     folder: Path, owner: Owner, generation: Commit
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The tensors and meta of a generation; ValueError with a sentence when it is damaged."""
+    """Return the tensors and meta of a generation; raise ValueError if it is damaged."""
     path = folder / generation.file
     blob = _verified_bytes(path, generation)
     try:
@@ -211,7 +211,7 @@ def _read(
 
 
 def _verified_bytes(path: Path, generation: Commit) -> bytes:
-    """The file's bytes, hashed as they will be parsed; ValueError with a sentence otherwise."""
+    """Return the file's bytes after verifying their hash; raise ValueError if they are damaged."""
     try:
         blob = read_capped(path, generation.bytes)
     except FileNotFoundError:
@@ -230,7 +230,7 @@ def _verified_bytes(path: Path, generation: Commit) -> bytes:
 
 
 def _usable(folder: Path, owner: Owner) -> list[Commit]:
-    """The generations both manifests list; CheckpointError for another's or hopeless ones."""
+    """Return all generations listed; raise CheckpointError if another's or no list is sound."""
     found = list(read_manifests(folder))
     sound = [manifest for manifest in found if isinstance(manifest, Manifest)]
     broken = [manifest for manifest in found if isinstance(manifest, Unreadable)]
@@ -247,7 +247,7 @@ def _usable(folder: Path, owner: Owner) -> list[Commit]:
 
 
 def _first_sound(folder: Path, old: list[Commit], trusted: Commit | None) -> tuple[Commit, ...]:
-    """The newest old generation worth keeping, or none; a damaged one must not displace a good."""
+    """Return the newest sound generation, or none: a damaged one must not displace a good one."""
     for generation in old:
         if generation == trusted:
             return (generation,)
@@ -272,7 +272,7 @@ def _names(round_: int, step: int, incarnation: int) -> Iterator[str]:
 
 
 def own_mark(incarnation: int) -> str:
-    """No other process's mark, nor that of another start of the run."""
+    """Return a mark that no other process has, nor another start of the run."""
     return f"{incarnation}.{os.getpid()}"
 
 
@@ -300,7 +300,7 @@ def _check_aside(aside: Path, size: int) -> None:
 
 
 def _put(aside: Path, folder: Path, manifest: Manifest, *, mark: str) -> None:
-    """The newest generation and the manifest have their names; on failure neither has."""
+    """Give the newest generation and the manifest their names; on failure neither has its name."""
     path = folder / manifest.generations[0].file
     try:
         with blaming(path):
@@ -372,9 +372,9 @@ def _unadoptable(aside: Path, why: str) -> CheckpointError:
 
 
 def _settled(folder: Path, before: tuple[int, int] | None) -> bool:
-    """Whether no commit by another process can be what looked like damage.
+    """Return whether no commit by another process can be what looked like damage.
 
-    It could when the manifest has changed since, or is away for the moment between two renames.
+    It could if the manifest has changed since, or is away for the moment between two renames.
     """
     return before is not None and before == _stamp(folder)
 

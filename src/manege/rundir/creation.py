@@ -1,4 +1,4 @@
-"""Making a run directory, and telling one from anything else.
+"""Makes run directories, and tells them from anything else.
 
 A folder is a run once it has config.yaml; the exclusive making of ``lock`` decides between two
 processes that were given the same empty folder.
@@ -18,7 +18,7 @@ FOLDERS = ("checkpoints", "samples", "logs")
 
 
 def create(path: Path | None, *, parent: Path, name: str, initial: Mapping[str, bytes]) -> Path:
-    """A folder with the initial files, written in their order; nothing is left of a failure."""
+    """Make a run's folder and write the initial files in their order; leave nothing on failure."""
     path = numbered(parent, name) if path is None else _given(Path(path))
     with blaming(path):
         try:
@@ -38,7 +38,7 @@ def create(path: Path | None, *, parent: Path, name: str, initial: Mapping[str, 
 
 
 def check_free(path: Path) -> None:
-    """Nothing when a run may be made there; else CheckpointError. Makes nothing."""
+    """Raise CheckpointError if no run may be made there; make nothing."""
     _check_folder(path)
     with blaming(path):
         if path.is_dir() and any(path.iterdir()):
@@ -46,7 +46,7 @@ def check_free(path: Path) -> None:
 
 
 def check_run(path: Path) -> None:
-    """Nothing when the folder is a run; else CheckpointError saying what it is instead."""
+    """Raise CheckpointError, saying what the folder is, if it is not a run."""
     with blaming(path):
         if (path / "config.yaml").is_file():
             return
@@ -55,7 +55,7 @@ def check_run(path: Path) -> None:
 
 
 def numbered(parent: Path, name: str) -> Path:
-    """The next free ``parent/NNNN-name``, made and empty."""
+    """Make the next free ``parent/NNNN-name``, empty, and return it."""
     parent = Path(parent)
     _check_folder(parent)
     with blaming(parent):

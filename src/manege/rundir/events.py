@@ -1,6 +1,7 @@
-"""events.jsonl: one JSON object a line, appended whole; the one bridge from training to pictures.
+"""Reads and writes events.jsonl: one JSON object a line, each appended by a single write.
 
-Refuses to guess: a torn last line is a writer at work or killed, damage before it is an error.
+Reports learn the course of training from it alone. A torn last line means a writer at work, or
+killed; damage before it is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _BLOCK = 1 << 16
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """The record is the file's last line, by a single write."""
+    """Append the record as the file's last line, by a single write."""
     line = (json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n").encode()
     with blaming(path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -35,7 +36,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line's object, in order; nothing when there is no file yet."""
+    """Yield the object of every whole line, in order; nothing if there is no file yet."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -56,7 +57,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def cut_torn_line(path: Path) -> int:
-    """The number of bytes cut off because their line had no end; the file ends in a whole line."""
+    """Cut off a last line that has no end; return the number of bytes cut off."""
     with blaming(path):
         if not path.exists():
             return 0

@@ -1,4 +1,4 @@
-"""JSON as this package writes and reads it; refuses NaN and infinities in what others may read."""
+"""Reads and writes this package's JSON; refuses NaN and infinities in what others may read."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 
 
 def canonical(value: Any) -> bytes:
-    """The one spelling of a value: sorted keys, no spaces, ASCII; what digests are taken over."""
+    """Return the one spelling of a value that digests are made of: sorted keys, no space, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def readable(value: Any) -> bytes:
-    """An indented file for people, ending in a newline; non-finite numbers become null."""
+    """Return an indented file for people, ending in a newline; non-finite numbers become null."""
     return (json.dumps(finite(value), indent=2, allow_nan=False) + "\n").encode()
 
 
 def finite(value: Any) -> Any:
-    """The value with numpy numbers made Python's and non-finite floats made None."""
+    """Return the value with numpy numbers made Python's and non-finite floats made None."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, float):
@@ -34,7 +34,7 @@ def finite(value: Any) -> Any:
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
-    """The JSON object in the text; ValueError for anything else, however broken it is."""
+    """Return the JSON object in the text; raise ValueError for anything else, however broken."""
     try:
         value = json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError:

@@ -1,8 +1,8 @@
-"""Who runs a run: an advisory lock on one file, which the kernel frees when its holder dies.
+"""Locks a run for the process that runs it; the kernel frees the lock when its holder dies.
 
-The file is never removed (a process could then lock a file that no longer has the name). Held
-over fork, not over exec (Python opens files so): a trainer started as a program does not keep its
-coordinator's lock.
+An advisory lock on one file, which is never removed (a process could then lock a file that no
+longer has the name). Held over fork, not over exec (Python opens files so): a worker started as
+a program does not keep its coordinator's lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PAUSE_S = 0.01
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """The lock is this process's while inside, with its pid in the file."""
+    """Hold the lock while inside, with this process's pid in the file."""
     with blaming(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -52,7 +52,7 @@ def _freed_by(pid: int, descriptor: int) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process holds the lock."""
+    """Return whether a living process holds the lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -26,7 +26,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class CheckpointFile:
-    """A checkpoint by its name in the cell's folder, as manifests and messages tell it."""
+    """A checkpoint by its name in the cell's folder, as manifests and messages state it."""
 
     _told_as: ClassVar[str]
     _pattern: ClassVar[re.Pattern[str]]
@@ -38,7 +38,7 @@ class CheckpointFile:
     step: int
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """Return a tree for JSON, which `from_json` reads."""
         return {
             self._told_as: self.file,
             "bytes": self.bytes,
@@ -49,12 +49,12 @@ class CheckpointFile:
 
     @classmethod
     def may_be_called(cls, name: str) -> bool:
-        """Whether a file of this kind may have the name."""
+        """Return whether a file of this kind may have the name."""
         return cls._pattern.fullmatch(name) is not None
 
     @classmethod
     def from_json(cls, tree: Any) -> Self:
-        """What `to_json` told; ValueError for anything else, such as a name with a separator."""
+        """Return the checkpoint in a tree of `to_json`; raise ValueError for any other tree."""
         expected = {cls._told_as, "bytes", "sha256", "round", "step"}
         if not isinstance(tree, dict) or tree.keys() != expected:
             raise ValueError(f"{tree!r} has not the fields {', '.join(sorted(expected))}")
@@ -69,14 +69,14 @@ class CheckpointFile:
 
 
 class Commit(CheckpointFile):
-    """A committed checkpoint: it counts where a manifest lists it."""
+    """A committed checkpoint, which counts where a manifest lists it."""
 
     _told_as = "file"
     _pattern = re.compile(r"[0-9]+-[0-9]+(\.[0-9]+)*\.safetensors")
 
 
 class Pending(CheckpointFile):
-    """A checkpoint written aside; no commit until adopted."""
+    """A checkpoint written aside, which is no commit until adopted."""
 
     _told_as = "aside"
     _pattern = re.compile(r"\.[0-9A-Za-z][0-9A-Za-z._-]*\.tmp")
@@ -93,14 +93,14 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A manifest that cannot be used: a sentence why, and whether there is a file at all."""
+    """A manifest that cannot be used: a sentence saying why, and whether there is a file at all."""
 
     why: str
     exists: bool
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as a file, with its digest."""
+    """Return the content of a manifest's file, with its digest."""
     body = {
         "format": _FORMAT,
         "cell": manifest.cell,
@@ -111,9 +111,9 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def read_manifest(path: Path) -> Manifest | Unreadable:
-    """The manifest in the file, or why there is none to trust.
+    """Return the manifest in the file, or why there is none to trust.
 
-    A sound one of another format is a CheckpointError: it is not damaged, we are too old.
+    Raises CheckpointError for a sound one of another format: it is not damaged, we are too old.
     """
     try:
         return _decode(read_capped(path, _CAP_BYTES), path)
@@ -126,13 +126,13 @@ def read_manifest(path: Path) -> Manifest | Unreadable:
 
 
 def read_manifests(folder: Path) -> Iterator[Manifest | Unreadable]:
-    """The current manifest, then the one before, each read when asked for."""
+    """Yield the current manifest, then the one before, each read only when asked for."""
     for name in (CURRENT, PREVIOUS):
         yield read_manifest(folder / name)
 
 
 def check_owner(folder: Path, *, cell: str, identity: str, found: tuple[Any, Any]) -> None:
-    """Nothing, or CheckpointError when (cell, identity) found in a file are another's."""
+    """Raise CheckpointError if the (cell, identity) found in a file are another's."""
     found_cell, found_identity = found
     if found_identity != identity:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Names of folders: safe on every file system, one folder a cell, one number a run."""
+"""Names folders: safe on every file system, one folder for each cell, one number for each run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUMBERED = re.compile(r"\.?([0-9]{4,9})(-.*)?")
 
 
 def cell_folder(key: str) -> str:
-    """The cell's folder name: the key itself when it is plain, else a slug with a hash of the key.
+    """Return the cell's folder name: a plain key itself, else a slug with a hash of the key.
 
     Capital letters count as not plain, so that a disk that ignores case cannot mix two cells; so
     does a key that looks hashed, or it could name another cell's folder.
@@ -25,13 +25,13 @@ def cell_folder(key: str) -> str:
 
 
 def slug(text: str, *, otherwise: str) -> str:
-    """Lower-case ASCII letters, digits and single hyphens, at most 48; never empty."""
+    """Return the text as lower-case ASCII letters, digits and single hyphens: 1 to 48 of them."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", plain)[:48].strip("-") or otherwise
 
 
 def make_numbered(parent: Path, name: str) -> Path:
-    """A new folder ``parent/NNNN-name`` whose number no other run there has.
+    """Make a new folder ``parent/NNNN-name`` whose number no other run there has.
 
     The hidden folder ``.NNNN`` claims a number: two processes with different names would both
     succeed in making 0007-a and 0007-b. It becomes the run by a rename.

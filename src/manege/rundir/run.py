@@ -1,7 +1,7 @@
 """The run directory: configuration, status, events, checkpoints and loose files of one run.
 
-The only bridge from training to reporting. Whoever holds `RunDir.start` runs the run; anybody may
-read. Knows text, bytes and numpy; neither torch nor what a configuration means.
+Reporting learns of training from here alone. Whoever holds `RunDir.start` runs the run; anybody
+may read. Knows text, bytes and numpy; neither torch nor what a configuration means.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RunDir:
     """One run's folder; made by `create` or `open`, run inside `start`."""
 
     def __init__(self, path: Path) -> None:
-        """The folder as it is; use `create` or `open`, which check it."""
+        """Take a folder unchecked; use `create` or `open`, which check it."""
         self.path = path
         self.incarnation = int(self._stored_status()["incarnation"])
         # Per cell the commit this process wrote or verified last: no need to hash it again.
@@ -62,7 +62,7 @@ class RunDir:
         environment: Mapping[str, Any],
         data: Mapping[str, Any],
     ) -> Self:
-        """A new run in the given folder, or in the next free ``parent/NNNN-name``."""
+        """Make a new run in the given folder, or in the next free ``parent/NNNN-name``."""
         # config.yaml last: it makes the folder a run.
         initial = {
             # A path in it need not be text; it is written escaped, as it is shown.
@@ -76,24 +76,24 @@ class RunDir:
 
     @staticmethod
     def reserve(name: str, parent: Path = Path("runs")) -> Path:
-        """The folder that a run of this name would be made in: empty, and to be given to it."""
+        """Make and return the empty folder that `create` would choose for a run of this name."""
         return creation.numbered(parent, name)
 
     @staticmethod
     def check_free(path: Path) -> None:
-        """Nothing when a run may be made there; CheckpointError otherwise."""
+        """Raise CheckpointError if no run may be made there."""
         creation.check_free(Path(path))
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """The run in that folder; CheckpointError says what it is when it is not a run."""
+        """Return the run in that folder; raise CheckpointError, saying what it is, if no run."""
         path = Path(path)
         creation.check_run(path)
         return cls(path)
 
     @contextmanager
     def start(self) -> Iterator[Self]:
-        """This process runs the run while inside: locked, a new incarnation, state running.
+        """Run the run in this process while inside: locked, a new incarnation, state running.
 
         A second process is refused by name of the first. The kernel frees the lock of a killed
         one; unless a final state was written, the run then counts as interrupted.
@@ -108,7 +108,7 @@ class RunDir:
             yield self
 
     def config_text(self) -> str:
-        """config.yaml, as it is."""
+        """Return the text of config.yaml."""
         try:
             return self._read("config.yaml").decode()
         except UnicodeDecodeError as error:
@@ -117,29 +117,29 @@ class RunDir:
             ) from error
 
     def environment(self) -> dict[str, Any]:
-        """What the run began with; empty when the file is lost or damaged, for nothing needs it."""
+        """Return what the run began with; empty if the file is damaged, as nothing needs it."""
         try:
             return parse_object(self._read("environment.json"))
         except (ManegeError, ValueError):
             return {}
 
     def write_config(self, text: str) -> None:
-        """config.yaml holds the text."""
+        """Replace config.yaml by the text."""
         self.write_bytes("config.yaml", text.encode())
 
     def append(self, event: str, **fields: Any) -> dict[str, Any]:
-        """The record as written: time, incarnation, event and fields; non-finite floats null."""
+        """Append an event with time and incarnation; return it as written, non-finite as null."""
         head = {"t": time.time(), "incarnation": self.incarnation, "event": event}
         record: dict[str, Any] = finite(head | fields)
         events.append_line(self._events, record)
         return record
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The events so far; a line being written is left out, a damaged one an error."""
+        """Yield the events so far, without a line being written; raise for a damaged one."""
         return events.read_events(self._events)
 
     def status(self) -> dict[str, Any]:
-        """The last status; a run that says running while nobody runs it is "interrupted"."""
+        """Return the last status; "running" becomes "interrupted" if nobody runs the run."""
         stored = self._stored_status()
         if stored.get("state") == "running" and not lock.is_held(self.path / "lock"):
             # It may have ended between our two looks.
@@ -149,24 +149,24 @@ class RunDir:
         return stored
 
     def write_status(self, **fields: Any) -> None:
-        """The fields are in status.json, beside the old ones; for the one that runs the run."""
+        """Set these fields of status.json, keep the others; for the process that runs the run."""
         if fields.get("state", "running") not in STATES:
             raise ValueError(f"state {fields['state']!r}, expected one of {STATES}")
         self.write_json("status.json", self._stored_status() | fields)
 
     def write_json(self, name: str, value: Any) -> None:
-        """The named file holds the value as JSON; non-finite floats become null."""
+        """Write the value as JSON to the named file; non-finite floats become null."""
         self.write_bytes(name, readable(value))
 
     def write_bytes(self, relative: str, data: bytes) -> None:
-        """The file of that relative path holds the data; folders are made as needed."""
+        """Write the data to the file of that relative path, and make folders as needed."""
         path = self._inside(relative)
         with blaming(path):
             make_folder(path.parent, within=self.path)
         write_atomic(path, data)
 
     def write_file_aside(self, relative: str, data: bytes, mark: str) -> str:
-        """The relative name aside under which the data are on the disk, for `adopt_file`."""
+        """Write the data under a name aside; return that relative name, for `adopt_file`."""
         path = self._inside(relative)
         # Random, since the one written before may still wait for its adoption.
         name = f".{path.name}.{mark}.{secrets.token_hex(4)}{_FOR_ADOPTION}"
@@ -177,9 +177,9 @@ class RunDir:
         return str(aside.relative_to(self.path))
 
     def adopt_file(self, aside: str, path: str) -> None:
-        """What was written aside has its name, safe on the disk; it replaces an older file.
+        """Give a file written aside its name, safely on the disk, in place of an older one.
 
-        ValueError when the names are not those of a file aside and its place in the same folder.
+        Raises ValueError unless the names are of a file aside and its place in the same folder.
         """
         written, named = self._inside(aside), self._inside(path)
         if written.parent != named.parent or not written.match(".*.tmp"):
@@ -194,7 +194,7 @@ class RunDir:
         name_aside(written, named)
 
     def commit(self, cell: str, *, identity: str, **state: Any) -> Commit:
-        """The cell's new newest checkpoint, safe on the disk; the one before it is kept."""
+        """Write the cell's new newest checkpoint, safely on the disk; keep the one before it."""
         mark = checkpoints.own_mark(self.incarnation)
         pending = self.write_pending(cell, identity=identity, mark=mark, **state)
         return self.adopt(cell, pending, identity=identity)
@@ -210,9 +210,9 @@ class RunDir:
         meta: Mapping[str, Any],
         mark: str,
     ) -> Pending:
-        """The checkpoint, on the disk but no commit until whoever runs the run adopts it.
+        """Write a checkpoint, which is no commit until the process that runs the run adopts it.
 
-        The mark, such as "3.17", tells writers apart: the incarnation and the trainer's number.
+        The mark, such as "3.17", tells writers apart: the incarnation and the worker's number.
         """
         return checkpoints.write_pending(
             self._made(cell),
@@ -225,7 +225,7 @@ class RunDir:
         )
 
     def adopt(self, cell: str, pending: Pending, *, identity: str) -> Commit:
-        """The cell's new newest checkpoint, made of one written aside; as `commit` does.
+        """Make a checkpoint written aside the cell's newest, as `commit` does.
 
         It removes whatever else lies aside in the cell's folder.
         """
@@ -240,15 +240,15 @@ class RunDir:
         return new
 
     def trust(self, cell: str, commit: Commit) -> None:
-        """The next commit need not hash this one, which another process wrote or verified."""
+        """Note a commit that another process wrote or verified: the next need not hash it."""
         self._trusted[cell] = commit
 
     def verified(self, cell: str) -> Commit | None:
-        """The cell's commit that was written, verified or trusted last; None when none was."""
+        """Return the cell's commit that was written, verified or trusted last; None if none was."""
         return self._trusted.get(cell)
 
     def load(self, cell: str, *, identity: str) -> Checkpoint | None:
-        """The cell's newest sound checkpoint, with warnings; None when it never committed."""
+        """Return the cell's newest sound checkpoint, with warnings; None if it never committed."""
         found = checkpoints.load_from(self._cell(cell), Owner(cell, identity))
         if found is None:
             return None
@@ -256,12 +256,12 @@ class RunDir:
         return checkpoint
 
     def commits(self, cell: str) -> list[Commit]:
-        """What the cell's manifest lists, newest first; the files are not opened."""
+        """Return what the cell's manifest lists, newest first, without opening the files."""
         manifest = checkpoints.listed_in(self._cell(cell))
         return list(manifest.generations) if manifest else []
 
     def cells(self) -> list[str]:
-        """The keys of the cells that have checkpoints, sorted."""
+        """Return the keys of the cells that have checkpoints, sorted."""
         keys = []
         for folder in self._checkpoints.glob("*/"):
             manifest = checkpoints.listed_in(folder)
@@ -293,7 +293,7 @@ class RunDir:
         return folder
 
     def _check_links(self) -> None:
-        """Refuse a run from which a link leads out where it is written: other files would be."""
+        """Refuse a run in which a link leads outside: writing would change files elsewhere."""
         folders = [self.path / name for name in creation.FOLDERS]
         inside = [path for folder in folders for path in folder.glob("*")]
         for path in (self.path / "lock", self._events, *folders, *inside):

@@ -1,4 +1,4 @@
-"""Arrays and their description as one safetensors blob, the same bytes for the same content.
+"""Packs arrays and their description into one safetensors blob, the same bytes for equal content.
 
 Refuses what cannot come back bit for bit. Nothing is ever unpickled.
 """
@@ -21,7 +21,7 @@ _DTYPES = frozenset(
 
 
 def pack(tensors: Mapping[str, Array], description: Mapping[str, Any]) -> bytes:
-    """The blob; TypeError or ValueError for what it cannot hold.
+    """Return the blob; raise TypeError or ValueError for what it cannot hold.
 
     The description may hold NaN and infinities: a loss may be one, and only `unpack` reads it.
     """
@@ -31,7 +31,7 @@ def pack(tensors: Mapping[str, Array], description: Mapping[str, Any]) -> bytes:
 
 
 def unpack(blob: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The writable arrays and the description; ValueError when the blob is not one of ours."""
+    """Return the writable arrays and the description; raise ValueError if the blob is not ours."""
     try:
         found = load(blob)
         # safetensors gives metadata from files only; `load` has checked this header's bounds.

@@ -1,1 +1,1 @@
-"""Carries messages between the coordinator and hosts, and centres between hosts. No torch."""
+"""Carries messages between the coordinator and workers, and centres between workers. No torch."""

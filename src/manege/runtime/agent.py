@@ -1,8 +1,8 @@
-"""The agent: the main loop of every rank but the first; it carries, it does not compute.
+"""The agent, the main loop of every MPI rank but the first: it carries messages, computes nothing.
 
-It has its trainers forked by the trainer server of its machine, which all agents there share, and
-carries messages between them and rank 0, and centres between them and the agents of other ranks.
-No torch, and no decisions.
+It has its workers forked by the server of its machine, which all agents there share, and carries
+messages between them and rank 0, and centres between them and the agents of other ranks. It
+imports no torch and decides nothing.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from manege.runtime.transports.local import Server, Workers
 from manege.stopping import StopSignals
 
 _SHORT_S, _LONG_S = 0.001, 0.005
-"""A nap between two looks at what other ranks sent, after one that found something and later."""
+"""Seconds to wait before looking for messages of other ranks: after one was found, and at most."""
 _BEAT_S = 0.5
 _ORPHANED = 70
 """The exit code of a rank whose coordinator is lost: a launcher may start the job again."""
 _ORDERLY = (EXIT_FINE, EXIT_FAILED_CELL, EXIT_STOPPED)
-"""Exit codes of runs whose trainers were told to quit."""
+"""Exit codes of runs whose workers were told to quit."""
 
 
 def serve(world: World) -> int:
-    """Carry until the job's end; the exit code that rank 0 says."""
+    """Carry messages until the job ends; return the exit code that rank 0 states."""
     machine.allow_many_files()
     machine.unbind()
     with ExitStack() as stack:
@@ -58,7 +58,7 @@ def serve(world: World) -> int:
 
 
 def _without_server(world: World, error: ManegeError) -> int:
-    """Tell rank 0 why there can be no trainer here; return the exit code that it says then."""
+    """Tell rank 0 why no worker can be started here; return the exit code that it then states."""
     world.post(0, encode(Refused(error.exit_code, str(error))))
     while 0 not in world.lost():
         for _, content in world.poll():
@@ -79,7 +79,7 @@ class _Agent:
         self._refused = False
         self._bound_to: Prepared | None = None
         self._workers_here: Workers | None = None
-        """Once the server is bound."""
+        """None until the server has loaded the run."""
         self._shown = Shown(world, world.rank, world.size)
         self._mirrors = Mirrors(world, world.size, self._give)
         self._code: int | None = None
@@ -109,7 +109,7 @@ class _Agent:
         return self._code
 
     def _read(self) -> bool:
-        """Do what letters say; whether there were any."""
+        """Carry out the messages that other ranks sent; return whether there were any."""
         found = False
         for rank, content in self._world.poll():
             found = True
@@ -120,7 +120,7 @@ class _Agent:
         return found
 
     def _listen(self, timeout_s: float) -> None:
-        """Hand on what the server and trainers say within that time."""
+        """Pass on what the server and workers say within that time."""
         if self._workers_here is not None and not self._refused:
             for heard in self._workers_here.hear(timeout_s):
                 self._hand_on(heard)
@@ -138,7 +138,7 @@ class _Agent:
                 self._post(message)
 
     def _node(self, loaded: Loaded) -> messages.NodeLoaded:
-        """Return what this machine has."""
+        """Return the description of this machine that rank 0 is told once a run is loaded."""
         return messages.NodeLoaded(
             self._world.rank,
             loaded,
@@ -153,7 +153,7 @@ class _Agent:
         self._world.post(0, encode(message))
 
     def _orphaned(self) -> int:
-        """The coordinator is lost: nobody would give files their names."""
+        """Kill the workers, as nobody would give their files names; return the exit code for it."""
         self._server.kill()
         if self._world.rank == self._world.first_worker:
             sys.stderr.write(
@@ -163,7 +163,7 @@ class _Agent:
         return _ORPHANED
 
     def _refuse(self, code: int, text: str) -> None:
-        """Nothing more can be done here: rank 0 ends the job."""
+        """Tell rank 0, which ends the job, that nothing more can be done here."""
         self._refused = True
         self._post(Refused(code, text))
 

@@ -1,9 +1,9 @@
-"""The first lines of a trainer server's process, before torch is there.
+"""The first code that a worker server's process runs, before torch is imported.
 
     python -m manege.runtime.boot MODULE ARGUMENT…
 
-Loads the module and calls its `main`. Being interrupted while loading is an end without words: it
-is Ctrl-C, which reaches the command too, or OpenBLAS, which interrupts its own process when it
+Loads the module and calls its `main`. An interrupt while loading ends the process silently: it is
+Ctrl-C, which reaches the command too, or OpenBLAS, which interrupts its own process when it
 cannot start its threads. Imports nothing that starts threads.
 """
 

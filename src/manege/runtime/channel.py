@@ -24,30 +24,30 @@ from typing import Any, NamedTuple
 from manege.rundir.jsontext import finite, parse_object
 
 CAP = 1 << 20
-"""Bytes of a message's JSON, at most."""
+"""The most bytes that the JSON of a message may have."""
 MAX_FILES = 4
-"""Files of a message, at most."""
+"""The most files that a message may carry."""
 
 _HEADER = struct.Struct(">IB")
-"""Bytes of JSON, number of files."""
+"""The header of a message: bytes of JSON, number of files."""
 _QUEUE_CAP = 64 << 20
 _READ_BYTES = 1 << 16
 _READS = 128
-"""Reads of one `receive`: far more than a socket holds, but a flood must not keep it for ever."""
+"""Reads in one `receive`: far more than a socket holds, yet a flood must not keep it for ever."""
 _LONG_S = 3600.0
 _FILES_SPACE = socket.CMSG_SPACE(MAX_FILES * array.array("i").itemsize)
 
 
 class Gone(Exception):
-    """The other side is not there any more."""
+    """Raised when the other side has closed the channel or left too much unread."""
 
 
 class Garbled(ValueError):
-    """What came is not what a `Channel` sends; nothing after it can be trusted."""
+    """Raised when what came is not what a `Channel` sends; nothing after it can be trusted."""
 
 
 class Received(NamedTuple):
-    """A message and its files, which are the receiver's to close."""
+    """A message and its open files, which the receiver must close."""
 
     message: dict[str, Any]
     files: tuple[int, ...]
@@ -69,14 +69,14 @@ class _Attached(NamedTuple):
 
 @dataclass
 class _Head:
-    """The message that is arriving."""
+    """The length and files of the message that is arriving, from its header."""
 
     length: int
     files: tuple[int, ...]
 
 
 class Channel:
-    """One end; sends and receives without waiting for the other."""
+    """One end of a stream of messages, which sends and receives without waiting for the other."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(0)
@@ -95,16 +95,16 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Two ends of one."""
+        """Return two connected ends."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(one), cls(other)
 
     def fileno(self) -> int:
-        """The socket's descriptor; -1 when closed."""
+        """Return the socket's descriptor; -1 when closed."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Nothing of it is left open; what was not sent is lost."""
+        """Close the socket and all files not yet handed over; what was not sent is lost."""
         with self._sending:
             self._forget_queue("this side closed the channel")
             # No shutdown: a fork that closes its copy must not take the channel from its parent.
@@ -113,7 +113,7 @@ class Channel:
         self._forget_arriving()
 
     def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
-        """The message is under way, or in the queue that `flush` and `wait` empty.
+        """Send a message; what cannot go at once waits in a queue, which `flush` and `wait` empty.
 
         The files stay the caller's, who may close them at once. Non-finite numbers become null.
         Raises Gone when the other side is, or has left 64 MiB unread; ValueError for too large a
@@ -135,7 +135,7 @@ class Channel:
         return bool(self._queue)
 
     def flush(self, timeout_s: float = 0.0) -> bool:
-        """Whether the kernel has taken everything, within that time; Gone as in `send`."""
+        """Return whether the kernel took all of the queue in that time; raise Gone as in `send`."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             with self._sending:
@@ -150,9 +150,9 @@ class Channel:
             _poll(file, select.POLLOUT, left_s)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether there is something to `receive`, be it the end; None waits until there is.
+        """Return whether there is something to `receive`, if only the end; None waits for it.
 
-        Sends meanwhile what was in the queue. What another thread adds goes out with its next.
+        Sends what is in the queue meanwhile. What another thread adds goes out with its next send.
         """
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while self._end is None:
@@ -169,10 +169,10 @@ class Channel:
         return True
 
     def receive(self) -> list[Received]:
-        """The whole messages that have arrived, without waiting.
+        """Return the whole messages that have arrived, without waiting.
 
         When the stream has ended (Gone) or makes no sense (Garbled), the messages before that are
-        returned first and the next call raises it, as does every later one.
+        returned first; the next call raises the error, as does every later one.
         """
         received: list[Received] = []
         if self._end is None:
@@ -186,7 +186,7 @@ class Channel:
         return received
 
     def _send_some(self) -> None:
-        """What the kernel takes now is sent; the caller holds the lock."""
+        """Send what the kernel takes now; the caller holds the lock."""
         while self._queue:
             first = self._queue[0]
             try:
@@ -212,7 +212,7 @@ class Channel:
             raise Gone(self._no_more)
 
     def _give_up(self, why: str) -> None:
-        """Nothing is sent any more, and whoever waits for this channel is woken."""
+        """Send nothing any more, and wake whoever waits for this channel."""
         self._forget_queue(why)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -249,7 +249,7 @@ class Channel:
             self._parse(received)
 
     def _parse(self, received: list[Received]) -> None:
-        """The whole messages are out of the buffer."""
+        """Move the whole messages from the buffer to the list."""
         at = 0
         try:
             while True:
@@ -278,7 +278,7 @@ class Channel:
             raise self._garbled("files that belong to no message")
 
     def _claim(self, start: int, num_files: int) -> tuple[int, ...]:
-        """The files of the message that starts there.
+        """Return the files of the message that starts there.
 
         The kernel hands files out with the bytes they were sent with. It may put earlier bytes
         before those, but never later ones after: they are the files of the one message with files
@@ -352,7 +352,7 @@ def _close_all(files: Iterable[int]) -> None:
 
 
 def _poll(file: int, wanted: int, timeout_s: float) -> int:
-    """What was found of that, hang-ups and errors too; 0 after the time, or a long while."""
+    """Return the events found, hang-ups and errors too; 0 after the time, or a long while."""
     poll = select.poll()
     poll.register(file, wanted)
     found = poll.poll(math.ceil(1000 * min(timeout_s, _LONG_S)))

@@ -1,7 +1,7 @@
-"""The coordinator: which cell is where, how far each may go, and when the run has come to its end.
+"""The coordinator: decides which worker trains which cell, how far it may go, when the run ends.
 
-A state machine. What workers say, their deaths and the time go in; orders come out. It alone
-appends events, writes the status and gives commits their names; it computes nothing, opens no
+A state machine: what workers say, their deaths and the time go in; orders come out. It alone
+appends events, writes the status and gives commits their names. It computes nothing, opens no
 socket and starts no process, so that a test can drive it with a clock of its own.
 
 See docs/decisions/0007-coordinator-and-hosts.md for the messages.
@@ -33,11 +33,11 @@ from manege.runtime.policies import (
 from manege.runtime.run_writer import CellStatuses, RunWriter
 
 STOP_S = 5.0
-"""Time to commit when the run is to stop."""
+"""Seconds that workers have to commit when the run is to stop."""
 LOOK_S = 0.1
-"""How often to look for hung trainers: a tick may come with every message."""
+"""Seconds between two searches for hung workers: a tick may come with every message."""
 PLACE_S = 2.0
-"""How often to look whether cells would be better off elsewhere."""
+"""Seconds between two checks whether a cell would be better off with another worker."""
 
 
 @dataclass
@@ -48,12 +48,12 @@ class Outcome:
     """finished, stopped, or failed when at least one cell did."""
     rounds: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    """Cells that failed, and why."""
+    """Cells that failed, and why each did."""
     seconds: float = 0.0
 
 
 class Coordinator:
-    """One run, from its first order to its outcome."""
+    """Decides for one run, from its first order to its outcome."""
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class Coordinator:
             # A grid ends its budget with whole rounds: it is let go on when all have opened.
             self._aim(group, 0 if self._goes_in_step(group) else task.rounds)
         self._queue: deque[Cell] = deque()
-        """Cells that hear nobody and wait for a worker, the longest work first."""
+        """Cells without neighbours that wait for a worker, the longest work first."""
         self._moving: tuple[Cell, int] | None = None
-        """The cell that leaves its worker, and for which other."""
+        """The cell that is leaving its worker, and the worker it is to go to."""
         self._wanted = workers
         self._workers: dict[int, WorkerRecord] = {}
         self._started = 0
@@ -98,14 +98,14 @@ class Coordinator:
         self._stop: tuple[str, float] | None = None
         self._combine_deaths = 0
         self.paused = False
-        """Whether somebody asked the trainers to wait."""
+        """Whether somebody asked the workers to wait."""
         self.outcome: Outcome | None = None
-        """Set when the run has come to its end."""
+        """None until the run has come to its end."""
 
     # What comes in. Each returns the orders that follow.
 
     def begin(self, now: float) -> list[Order]:
-        """The run starts."""
+        """Start the run: start workers and give them cells."""
         self._now = self._began_at = now
         self._emit("run_started", **self._task.record)
         unsettled = []
@@ -129,7 +129,7 @@ class Coordinator:
         return self._take_orders()
 
     def heard(self, number: int, message: Any, files: tuple[int, ...], now: float) -> list[Order]:
-        """Take in what a worker said; of one that was given up nothing is believed."""
+        """Take in what a worker said; ignore one that counts as dead."""
         self._now = now
         worker = self._workers.get(number)
         if worker is None or self.outcome is not None:
@@ -190,7 +190,7 @@ class Coordinator:
                 raise ValueError(f"a worker does not tell the coordinator {other!r}")
 
     def died(self, number: int, how: str, now: float) -> list[Order]:
-        """A trainer is dead: its cells are taken up again by another."""
+        """Take in that a worker is dead, and give its cells to another."""
         self._now = now
         worker = self._workers.pop(number, None)
         if worker is None:
@@ -229,7 +229,7 @@ class Coordinator:
         return self._take_orders()
 
     def tick(self, now: float) -> list[Order]:
-        """Time has passed."""
+        """Look for hung workers and cells better off elsewhere; end a stop that takes too long."""
         self._now = now
         if self.outcome is not None or now - self._looked_at < LOOK_S:
             return []
@@ -256,7 +256,7 @@ class Coordinator:
         return orders + self._take_orders()
 
     def stop(self, reason: str, now: float) -> list[Order]:
-        """Somebody asks for the end: commit and leave."""
+        """Tell the workers to commit and leave."""
         self._now = now
         if self._stop is None and self.outcome is None:
             self._stop = (reason, now)
@@ -266,7 +266,7 @@ class Coordinator:
         return self._take_orders()
 
     def ask(self, what: Asks, now: float) -> list[Order]:
-        """Somebody who watches asks for a pause, its end, a checkpoint or sample sheets."""
+        """Pass on an observer's request for a pause, its end, a checkpoint or sample sheets."""
         self._now = now
         if self._stop is None and self.outcome is None:
             if what in ("pause", "resume"):
@@ -276,13 +276,13 @@ class Coordinator:
         return self._take_orders()
 
     def heartbeat(self) -> tuple[int, float]:
-        """How many trainers there are, and since when the most silent was not heard of."""
+        """Return the number of workers, and for how many seconds the most silent has been so."""
         silent = [self._now - worker.heard_at for worker in self._workers.values()]
         return len(silent), max(0.0, *silent) if silent else 0.0
 
     @property
     def states(self) -> dict[str, str]:
-        """Of every cell."""
+        """The state of every cell."""
         return {key: cell.state for key, cell in self._cells.items()}
 
     # What workers say.
@@ -384,7 +384,7 @@ class Coordinator:
         self._end_if_done()
 
     def _hear_crashed(self, worker: WorkerRecord, message: messages.Crashed) -> None:
-        """The worker will die of it; it may not have come to train a cell, or have let it go."""
+        """Take in why a worker will die; it may not train the cell yet, or have released it."""
         worker.words = message.text
         if message.cell is not None and message.cell in worker.cells:
             worker.broke_over = message.cell
@@ -417,7 +417,7 @@ class Coordinator:
         return worker
 
     def _place_all(self, cells: Sequence[Cell]) -> None:
-        """Cells that hear each other are all given at once, neighbouring keys together."""
+        """Give all these cells, which hear each other, to workers, neighbouring keys together."""
         workers = list(self._workers.values())
         for number, cell in enumerate(cells):
             self._give(cell, workers[number * len(workers) // len(cells)])
@@ -484,7 +484,7 @@ class Coordinator:
                 self._show(other, worker)
 
     def _show(self, cell: Cell, worker: WorkerRecord) -> None:
-        """Tell a worker where a cell elsewhere shows its centres, and which."""
+        """Tell a worker where a cell elsewhere shows its centres, and the newest round there."""
         if cell.slot:
             self._send(worker, messages.SlotShown(cell.key), cell.slot)
             self._send(worker, messages.CentreShown(cell.key, cell.round_))
@@ -492,20 +492,20 @@ class Coordinator:
             self._send(worker, messages.CellFrozen(cell.key))
 
     def _around(self, cell: Cell) -> list[WorkerRecord]:
-        """Other workers that want to know of a cell."""
+        """Return the other workers that want to know of a cell."""
         others = (self._cells[key] for key in self._task.links[cell.key])
         numbers = dict.fromkeys(other.worker for other in others if other.listens)
         return [self._workers[one] for one in numbers if one is not None and one != cell.worker]
 
     def _goes_in_step(self, group: Group) -> bool:
-        """Whether a group's cells are let go on one round at a time."""
+        """Return whether a group's cells are allowed one round at a time."""
         return group.many and self._task.budget_s is not None and self._task.synchronous
 
     def _going(self, group: Group) -> list[Cell]:
         return [self._cells[key] for key in group.keys if not self._cells[key].settled]
 
     def _aim(self, group: Group, goal: int | None) -> None:
-        """The round that a group may go on to."""
+        """Set the round up to which a group's cells may train."""
         cells = [self._cells[key] for key in group.keys]
         group.goal = goal
         group.short = sum(cell.is_short for cell in cells)
@@ -513,7 +513,7 @@ class Coordinator:
             cell.until = goal
 
     def _allow(self, group: Group) -> None:
-        """Let a group go on, or end it when it has come to its end."""
+        """Let a group go on, or end it when it has had its rounds or its budget."""
         if group.away or self._stop is not None:
             return
         if self._goes_in_step(group):
@@ -525,7 +525,7 @@ class Coordinator:
             self._finish_all(group, "budget")
 
     def _allow_round(self, group: Group) -> None:
-        """The next round of a group that goes in step, unless there is none."""
+        """Allow the next round to a group that goes in step, or end it when there is none."""
         going = self._going(group)
         if not going:
             return
@@ -562,7 +562,7 @@ class Coordinator:
         self._send(worker, messages.Finish(cell.key, reason))
 
     def _fail(self, cell: Cell, reason: str) -> None:
-        """Give a cell up; to its neighbours it stays what it last showed."""
+        """Give a cell up; its neighbours keep the centres that it last showed."""
         self._emit("cell_failed", cell=cell.key, round=cell.round_ + 1, reason=reason)
         if self._moving is not None and self._moving[0] is cell:
             self._moving = None
@@ -582,7 +582,7 @@ class Coordinator:
         self._end_if_done()
 
     def _count_death(self, suspects: Sequence[Cell], words: str) -> None:
-        """Count a trainer's death, and give up the cell that must be its cause."""
+        """Count a worker's death, and give up the cell that must be its cause."""
         cell = count_death(suspects)
         if cell is None:
             return
@@ -592,7 +592,7 @@ class Coordinator:
         self._fail(cell, f"its trainer died {times} times in round {cell.round_ + 1}: {words}")
 
     def _leave(self, cell: Cell, state: str) -> None:
-        """A cell is done with, for this run or for now."""
+        """Note that a cell is done with, for this run or for now, and take it from its worker."""
         if not (state == "stopped" and cell.settled):
             if state != "stopped" or cell.state in ("running", "leaving", "finishing"):
                 self._note(cell, state)
@@ -612,7 +612,7 @@ class Coordinator:
         cell.slot = ()
 
     def _end_if_done(self) -> None:
-        """See to the end of the run, when nothing is left to train."""
+        """End the run if all workers have stopped; if all is trained, have the model written."""
         if self.outcome is not None:
             return
         if self._stop is not None:

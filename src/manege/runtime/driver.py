@@ -30,7 +30,7 @@ Deliver = Callable[[Said | Died], None]
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has come to an end, or to a stop."""
+    """A run that has finished, failed or been stopped."""
 
     path: Path
     config: RunConfig
@@ -38,17 +38,17 @@ class Run:
 
     @property
     def model(self) -> Model:
-        """The combined sampler as it stands."""
+        """The combined sampler, as the run's directory holds it now."""
         from manege.sampler import open_model
 
         return open_model(self.path)
 
 
 class Transport(Protocol):
-    """Reaches workers, wherever they are."""
+    """Starts workers and carries messages to and from them, wherever they are."""
 
     watches: bool
-    """Whether workers may hang or die: then the coordinator looks after them."""
+    """Whether workers may hang or die, so that the coordinator must look for it."""
 
     def prepare(self, request: NewRun | OldRun) -> Prepared:
         """Make or open the run's directory."""
@@ -70,7 +70,7 @@ class Transport(Protocol):
         ...
 
     def await_end(self) -> None:
-        """Give workers, which were told to quit, a while for it."""
+        """Wait a while for workers, which were told to quit, to end."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""Whether this process is one of several that an MPI launcher started, told by its environment.
+"""Tells from the environment whether an MPI launcher started this process as one of several.
 
-Without asking MPI: ordinary runs never load it.
+It does not ask MPI, which ordinary runs never load.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Seat(NamedTuple):
 
 
 def seat(environ: Mapping[str, str]) -> Seat | None:
-    """This process's place among several; None for one alone."""
+    """Return this process's place among several; None if it is alone."""
     for rank, size in _RANKS:
         values = environ.get(rank, ""), environ.get(size, "")
         if all(value.isdecimal() for value in values):

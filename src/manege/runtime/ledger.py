@@ -11,15 +11,15 @@ from typing import Any
 
 @dataclass(eq=False)
 class Group:
-    """Cells that ever hear of each other; one alone is a group too."""
+    """Cells that hear of each other, directly or not; one alone is a group too."""
 
     keys: tuple[str, ...]
     goal: int | None = None
-    """The round that all are to come to next; None: no such round."""
+    """The round that all are to come to next; None if there is no such round."""
     short: int = 0
-    """How many that did not fail have not come to it."""
+    """How many cells that did not fail have not come to the goal."""
     away: int = 0
-    """How many are to be trained and are in nobody's hands."""
+    """How many cells are to be trained, but wait for a worker to open them."""
     spent_s: float = 0.0
 
     @property
@@ -37,7 +37,7 @@ class Cell:
     state: str = "waiting"
     """waiting, opening, running, leaving (its worker), finishing, finished, failed or stopped."""
     entry: dict[str, Any] = field(default_factory=dict)
-    """In the status."""
+    """The cell's entry in the status."""
     round_: int = 0
     spent_s: float = 0.0
     share_s: float | None = None
@@ -48,26 +48,26 @@ class Cell:
     """Why it is to end, once that is decided."""
     slot: tuple[int, ...] = ()
     place: tuple[int, int] | None = None
-    """Round and step last heard of."""
+    """The round and step last heard of."""
     whole: bool = True
-    """Whether it stands between two rounds, as far as was heard."""
+    """Whether it stands between two rounds, as far as has been heard."""
     round_s: float | None = None
     """How long a round of it takes where it is."""
     deaths: list[tuple[int, int] | None] = field(default_factory=list)
-    """Where trainers died over it since its last commit."""
+    """Round and step, if known, of each worker death it may have caused since its last commit."""
 
     def __post_init__(self) -> None:
         self.group.away += 1
 
     def turn(self, state: str) -> None:
-        """Its state changes."""
+        """Set its state."""
         self.group.away += (state in _AWAY) - (self.state in _AWAY)
         if state == "failed" and self.is_short:
             self.group.short -= 1
         self.state = state
 
     def come_to(self, round_: int, spent_s: float) -> None:
-        """It has come to a round, or was taken up again at one, and has had so much time."""
+        """Set the round it has come to, or was taken up again at, and the seconds it has had."""
         before = self.is_short
         self.group.spent_s += spent_s - self.spent_s
         self.round_, self.spent_s = round_, spent_s
@@ -75,12 +75,12 @@ class Cell:
 
     @property
     def is_short(self) -> bool:
-        """Whether it has not come to its group's goal."""
+        """Whether it has not come to its group's goal, and has not failed."""
         return self.state != "failed" and self.round_ < (self.group.goal or 0)
 
     @property
     def frozen(self) -> bool:
-        """Whether it is what it last was, for all later rounds."""
+        """Whether it failed and so keeps its last centres for all later rounds."""
         return self.state == "failed"
 
     @property
@@ -90,7 +90,7 @@ class Cell:
 
     @property
     def listens(self) -> bool:
-        """Whether its worker, if it has one, wants to know of others."""
+        """Whether its worker, if it has one, wants to hear of its neighbours."""
         return self.state in ("opening", "running", "leaving")
 
 
@@ -99,7 +99,7 @@ _AWAY = ("waiting", "opening", "leaving", "stopped")
 
 @dataclass
 class WorkerRecord:
-    """What is known of a trainer."""
+    """What is known of a worker."""
 
     number: int
     cells: dict[str, None] = field(default_factory=dict)
@@ -107,10 +107,10 @@ class WorkerRecord:
     heard: bool = False
     """Whether it has given a sign of life."""
     moved_at: float = 0.0
-    """When it was last seen to get on, to have nothing to do, or was given something."""
+    """When it was last seen to get on, to have nothing to do, or to be given something."""
     working: str | None = None
     broke_over: str | None = None
-    """The cell that it named when it broke down, and what it said."""
+    """The cell that it named when it crashed."""
     words: str | None = None
     longest_s: float = 0.0
     stepped: bool = False

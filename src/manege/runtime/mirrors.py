@@ -1,7 +1,7 @@
-"""Centres across ranks: a slot's memory stays on its rank, those who look at it have mirrors.
+"""Centres across ranks: a slot's memory stays on its rank, and ranks that read it have mirrors.
 
-A slot's number names it in the whole job and says whose it is. `Shown` is the owner's side,
-`Mirrors` that of those who look; what they post to each other is carried by others.
+A slot's number names it in the whole job and says which rank owns it. `Shown` is the owner's
+side, `Mirrors` that of the readers; what they post to each other is carried by others.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from manege.runtime.messages import (
 from manege.runtime.slots import CentreSlot, Lengths, payload_bytes, split, stated_lengths
 
 MAX_BYTES = (1 << 31) - 1
-"""Of a round's arrays, at most: what MPI counts in one message."""
+"""The most bytes that a round's arrays may have: what MPI counts in one message."""
 AboutOther = SlotShown | CentreShown | CellFrozen
 _HEAD = struct.Struct("<QQ")
-"""A slot's number and the round, before the round's arrays."""
+"""What comes before a round's arrays: the slot's number and the round."""
 
 
 class Post(Protocol):
-    """Carries letters to other ranks."""
+    """Carries messages to other ranks."""
 
     def post(self, rank: int, message: Mapping[str, Any]) -> None:
-        """A letter is under way."""
+        """Send a message, without waiting."""
         ...
 
     def post_bytes(self, rank: int, buffer: np.ndarray) -> None:
-        """A buffer is under way; it may not change any more."""
+        """Send a buffer, which may not change any more, without waiting."""
         ...
 
     def expect(self, num_bytes: int) -> None:
-        """Buffers of up to so many bytes may come."""
+        """Accept buffers of up to so many bytes."""
         ...
 
 
 @dataclass
 class _Owned:
-    """A slot of a trainer here."""
+    """A slot of a worker of this rank."""
 
     file: int
     slot: CentreSlot
     lengths: Lengths
     followers: dict[int, int] = field(default_factory=dict)
-    """Ranks that look at it, and the last round each was sent."""
+    """Ranks that read it, and the last round that each was sent."""
 
 
 class Shown:
-    """Slots of the trainers of this rank."""
+    """The slots of the workers of this rank, and which other ranks read them."""
 
     def __init__(self, post: Post, rank: int, size: int) -> None:
         self._post = post
@@ -74,7 +74,7 @@ class Shown:
         self._of_cell: dict[tuple[int, str], int] = {}
 
     def add(self, host: int, cell: str, file: int) -> int:
-        """The number of a trainer's slot; the file is ours from now on."""
+        """Add a worker's slot, whose file is ours from now on; return its number."""
         self._made += 1
         number = self._made * self._size + self._rank
         lengths = stated_lengths(file)
@@ -84,12 +84,12 @@ class Shown:
         return number
 
     def file(self, number: int) -> int | None:
-        """A slot's file, while it is there."""
+        """Return a slot's file; None if the slot is gone."""
         owned = self._slots.get(number)
         return None if owned is None else owned.file
 
     def follow(self, number: int, rank: int) -> None:
-        """A rank wants to see a slot: what it holds, then every round."""
+        """Send a rank what a slot holds, and every later round."""
         owned = self._slots.get(number)
         if owned is None:
             return  # Its cell has gone elsewhere, where it shows itself anew.
@@ -101,18 +101,18 @@ class Shown:
         self._post.post(rank, encode(SlotFilled(number)))
 
     def unfollow(self, number: int, rank: int) -> None:
-        """It does not any more."""
+        """Send a rank no more of a slot."""
         if number in self._slots:
             self._slots[number].followers.pop(rank, None)
 
     def shows(self, host: int, cell: str, round_: int) -> None:
-        """A trainer has put another round into a cell's slot."""
+        """Send on the round that a worker has just put into a cell's slot."""
         number = self._of_cell.get((host, cell))
         if number is not None:
             self._send(number, self._slots[number], round_)
 
     def forget(self, number: int) -> None:
-        """Nobody will ask for a slot any more."""
+        """Close a slot that nobody will ask for any more."""
         owned = self._slots.pop(number, None)
         if owned is not None:
             self._of_cell = {key: one for key, one in self._of_cell.items() if one != number}
@@ -120,10 +120,10 @@ class Shown:
             os.close(owned.file)
 
     def _send(self, number: int, owned: _Owned, round_: int) -> None:
-        """That round to all who have not seen it; nothing when it is there no more.
+        """Send a round to the followers that lack it; do nothing when the slot holds it no more.
 
-        Only cells that do not wait for each other overwrite what is wanted; another round is told
-        of right after.
+        Only cells that do not wait for each other overwrite a round that is wanted; a message about
+        another follows right after.
         """
         behind = [rank for rank, sent in owned.followers.items() if sent < round_]
         if not behind or not owned.slot.check(round_):
@@ -138,35 +138,35 @@ class Shown:
 
 @dataclass
 class _Mirror:
-    """What is known here of a slot elsewhere."""
+    """What is known here of a slot of another rank."""
 
     lengths: Lengths = ()
     slot: CentreSlot | None = None
     filled: bool = False
-    """Whether all that the slot held at first is here."""
+    """Whether all that the slot held when this rank asked for it is here."""
     newest: int = -1
 
 
 @dataclass
 class _Look:
-    """A trainer that looks at a cell elsewhere, and what it is still to be told of it."""
+    """The slot a worker reads for a cell elsewhere, and the messages held back until it is here."""
 
     number: int
     held: deque[Any] = field(default_factory=deque)
 
 
 class Mirrors:
-    """Slots of other ranks, as far as trainers here look at them."""
+    """Copies of other ranks' slots, as far as workers here read them."""
 
     def __init__(
         self, post: Post, size: int, give: Callable[[int, Any, tuple[int, ...]], None]
     ) -> None:
-        """No trainer looks at any.
+        """Begin without any mirror.
 
         Args:
-            post: carries letters to other ranks.
-            size: how many there are.
-            give: gives a trainer a message.
+            post: carries messages to other ranks.
+            size: how many ranks there are.
+            give: gives a worker a message.
         """
         self._post = post
         self._size = size
@@ -175,12 +175,12 @@ class Mirrors:
         self._looks: dict[tuple[int, str], _Look] = {}
 
     def tell(self, host: int, message: AboutOther, number: int | None = None) -> None:
-        """Give a trainer a message about a cell, once what it speaks of is here.
+        """Give a worker a message about a cell, once the round it speaks of is here.
 
         Args:
-            host: the trainer.
+            host: the worker's number.
             message: that the cell shows a slot, or a centre, or shows no more.
-            number: the slot elsewhere that it is to look at from now on.
+            number: the slot elsewhere that the worker is to read from now on.
         """
         key = host, message.cell
         if number is not None:
@@ -192,13 +192,13 @@ class Mirrors:
             self._give(host, message, ())
 
     def look_away(self, host: int, cell: str | None = None) -> None:
-        """A trainer does not look at a cell elsewhere, or at any, any more."""
+        """Note that a worker does not read a cell elsewhere, or any if none is named, any more."""
         gone = [key for key in self._looks if key[0] == host and cell in (None, key[1])]
         for key in gone:
             self._leave(self._looks.pop(key).number)
 
     def hold(self, number: int, lengths: Lengths) -> None:
-        """A slot elsewhere has arrays of those lengths."""
+        """Make the mirror of a slot that has arrays of those lengths."""
         _check_size(lengths)
         # It comes even if nobody here looks at it any more.
         self._post.expect(payload_bytes(lengths) + _HEAD.size)
@@ -207,7 +207,7 @@ class Mirrors:
             mirror.lengths, mirror.slot = lengths, CentreSlot.create(lengths)
 
     def fill(self, packet: np.ndarray) -> None:
-        """A round of a slot elsewhere."""
+        """Write a round that another rank sent into its mirror."""
         number, round_ = _HEAD.unpack(packet[: _HEAD.size].tobytes())
         mirror = self._mirrors.get(number)
         if mirror is None or mirror.slot is None:
@@ -217,7 +217,7 @@ class Mirrors:
         self._release_all(number)
 
     def filled(self, number: int) -> None:
-        """All that a slot elsewhere held at first is here."""
+        """Note that all that a slot held when this rank asked for it is here."""
         if number in self._mirrors:
             self._mirrors[number].filled = True
             self._release_all(number)
@@ -232,7 +232,7 @@ class Mirrors:
             self._leave(before.number)
 
     def _leave(self, number: int) -> None:
-        """A mirror that nobody looks at is given up."""
+        """Give up a mirror that nobody reads."""
         if number in self._mirrors and all(look.number != number for look in self._looks.values()):
             mirror = self._mirrors.pop(number)
             if mirror.slot is not None:
@@ -245,7 +245,7 @@ class Mirrors:
                 self._release(key)
 
     def _release(self, key: tuple[int, str]) -> None:
-        """Give a trainer what was held back, in order, as far as it is true here."""
+        """Give a worker the messages held back for it, in order, as far as they are true here."""
         look = self._looks[key]
         mirror = self._mirrors[look.number]
         while look.held and _is_true(look.held[0], mirror):

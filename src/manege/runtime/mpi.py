@@ -1,8 +1,8 @@
-"""The only module that knows MPI: letters between ranks, and how a job ends.
+"""The only module that knows MPI: it carries messages between ranks and ends a job.
 
-Knows ranks and bytes, never cells: a letter is a JSON object or a flat buffer. Nothing is pickled,
-and nothing larger than expected is received. All calls come from one thread and none waits inside
-MPI, where waiting is busy and takes the core from a trainer.
+It knows ranks and bytes, never cells: a message is a JSON object or a flat buffer. Nothing is
+pickled, and nothing larger than expected is received. All calls come from one thread, and none
+waits inside MPI, where waiting is busy and takes the core from a worker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Message, Request, Status
 
 CAP = 1 << 21
-"""Bytes of a letter's JSON, at most: that of a trainer's message, and a little more."""
+"""The most bytes of JSON between ranks: a worker's message, and a little more around it."""
 
 _JSON, _BYTES = 1, 2
 _NOT_OPEN_MPI = ("MPICH", "MVAPICH", "Intel")
@@ -51,7 +51,7 @@ class Letter(NamedTuple):
 
 @dataclass
 class _Arriving:
-    """A letter that was seen; received when all before it, of the same rank, are opened."""
+    """A message that was seen; received when all before it, of the same rank, are opened."""
 
     tag: int
     num_bytes: int
@@ -61,7 +61,7 @@ class _Arriving:
 
 
 class _Leaving(NamedTuple):
-    """A letter that MPI may still be reading."""
+    """A message that MPI may still be reading."""
 
     rank: int
     buffer: np.ndarray
@@ -69,18 +69,19 @@ class _Leaving(NamedTuple):
 
 
 class World:
-    """All ranks of the job."""
+    """All ranks of the job, and the messages between them."""
 
     def __init__(self, comm: Comm) -> None:
-        """Use `join`."""
+        """Take the communicator; use `join` instead."""
         self._comm = comm
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self.key = _agreed_key(comm)
-        """Known to the ranks of this job alone."""
+        """A random word that only the ranks of this job know."""
         self.node, self.local_rank, self.local_size = _place(comm)
         """The first rank of this machine, how many worker ranks come before this one there, and how
-        many there are."""
+        many there are.
+        """
         self._leaving: deque[_Leaving] = deque()
         self._arriving: dict[int, deque[_Arriving]] = {}
         self._largest = 0
@@ -89,7 +90,7 @@ class World:
         self._outlives = self._can_outlive()
 
     def lost(self) -> list[int]:
-        """Ranks that have died since this was last asked; none where MPI cannot outlive one."""
+        """Return the ranks that died since the last call; none where MPI cannot outlive a death."""
         now = time.monotonic()
         if not self._outlives or now - self._looked_at < _LOOK_S:
             return []
@@ -106,24 +107,24 @@ class World:
         return min(rank for rank in range(1, self.size) if rank not in self._lost)
 
     def expect(self, num_bytes: int) -> None:
-        """Buffers of up to so many bytes may come."""
+        """Accept buffers of up to so many bytes."""
         self._largest = max(self._largest, num_bytes)
 
     def post(self, rank: int, message: Mapping[str, Any]) -> None:
-        """A letter is under way."""
+        """Send a message, without waiting."""
         text = json.dumps(finite(message), separators=(",", ":"), allow_nan=False).encode("ascii")
         if len(text) > CAP:
             raise ValueError(f"a letter of {len(text)} bytes; expected {CAP} at most")
         self._send(rank, _JSON, np.frombuffer(text, np.uint8))
 
     def post_bytes(self, rank: int, buffer: np.ndarray) -> None:
-        """A buffer is under way; it may not change any more."""
+        """Send a buffer, which may not change any more, without waiting."""
         self._send(rank, _BYTES, buffer)
 
     def poll(self) -> Iterator[Letter]:
-        """What has arrived, without waiting; of one rank in the order in which it was posted.
+        """Yield what has arrived, without waiting; each rank's messages in the order of posting.
 
-        One by one: what a letter says may be what makes the next one expected.
+        One by one, as a message may make the next one expected.
         """
         from mpi4py import MPI
 
@@ -157,7 +158,7 @@ class World:
             return False  # `lost` tells of it, and forgets it.
 
     def leave(self, code: int) -> NoReturn:
-        """The end of this process, once all ranks are here."""
+        """End this process, once all ranks have come here."""
         _set_timer(_END_S + _FINALIZE_S, code)
         self._lost.update(self._failed())
         deadline = time.monotonic() + _END_S
@@ -175,7 +176,7 @@ class World:
         os._exit(code)
 
     def abort(self, code: int) -> NoReturn:
-        """The end of the job: this rank cannot go on."""
+        """End the whole job, as this rank cannot go on."""
         sys.stderr.flush()
         self._comm.Abort(code)
         os._exit(code)
@@ -205,7 +206,7 @@ class World:
             return None
 
     def _is_over(self, leaving: _Leaving) -> bool:
-        """Whether MPI, or death, has taken a letter."""
+        """Return whether MPI needs a message's buffer no more, be it that the receiver died."""
         from mpi4py import MPI
 
         try:
@@ -224,7 +225,7 @@ class World:
         return list(MPI.Group.Translate_ranks(failed, None, self._comm.Get_group()))
 
     def _can_outlive(self) -> bool:
-        """Whether this MPI was started so that a rank's death is told of (ULFM)."""
+        """Return whether this MPI was started so that it reports a rank's death (ULFM)."""
         from mpi4py import MPI
 
         try:
@@ -262,7 +263,7 @@ def _opened(rank: int, arrived: _Arriving) -> Letter:
 
 
 def _finalize(code: int) -> None:
-    """Without it mpiexec takes the end for a crash; but it may hang."""
+    """Finalise MPI, or mpiexec would take the end for a crash; end the process if that hangs."""
     from mpi4py import MPI
 
     _set_timer(_FINALIZE_S, code)
@@ -270,7 +271,7 @@ def _finalize(code: int) -> None:
 
 
 def _set_timer(seconds: float, code: int) -> None:
-    """This process ends then, whatever it waits for."""
+    """End this process after so many seconds, whatever it waits for."""
     timer = threading.Timer(seconds, os._exit, (code,))
     timer.daemon = True
     try:
@@ -286,7 +287,7 @@ _joined: World | None = None
 
 
 def join(seat: Seat | None) -> World:
-    """All ranks of the job this process belongs to.
+    """Return all ranks of the job that this process belongs to.
 
     Args:
         seat: what the launcher said, if it is one we know.
@@ -298,7 +299,7 @@ def join(seat: Seat | None) -> World:
 
 
 def joined() -> World | None:
-    """The job this process has joined, if any."""
+    """Return the job that this process has joined; None if it has joined none."""
     return _joined
 
 

@@ -12,24 +12,24 @@ from manege.runtime.ledger import Cell, Group, WorkerRecord
 from manege.runtime.messages import Task
 
 SILENCE_S = 5.0
-"""A worker that has not been heard of for so long may be hung."""
+"""Seconds of silence, at least, after which a worker may be hung."""
 STARTING_S = 30.0
-"""Time for a worker's first sign of life."""
+"""Seconds for a worker's first sign of life."""
 OPENING_S = 120.0
-"""Time for a worker's first step: it may have to read all its pictures."""
+"""Seconds for a worker's first step: it may have to read all its pictures."""
 PATIENCE = 5.0
-"""How many of the longest steps seen a step may take."""
+"""A step may take this many times the longest step seen."""
 COMBINE_S = 10.0
-"""Time to read a cell and judge its mixture at the end, besides that of an opening."""
+"""Seconds to read each cell and judge its mixture at the end, besides those of an opening."""
 
 DEATHS_AT_ONE_STEP = 3
-"""Deaths in a row at one step: the step itself must be the cause."""
+"""Deaths in a row at one step that show that the step itself is the cause."""
 DEATHS_WITHOUT_COMMIT = 10
 
 ENOUGH = 0.8
-"""A move must leave no more than this part of the time that all wait for the slowest worker."""
+"""The part of the slowest worker's round that a move may leave, at most."""
 LEAST_S = 0.2
-"""A move must save this much a round: taking a cell up costs time as well."""
+"""Seconds of each round that a move must save: taking a cell up costs time as well."""
 
 
 # Budgets: how long a run's cells may train, and who has come to the end.
@@ -64,7 +64,7 @@ def was_frozen(cell: Cell) -> bool:
 
 
 def _is_done(cell: Cell, task: Task) -> bool:
-    """Return whether the cell has had all that this run is to give it."""
+    """Return whether the cell has had all the rounds or time that this run is to give it."""
     entry = cell.entry
     if entry.get("state") != "finished":
         return False
@@ -88,12 +88,12 @@ def bound_s(worker: WorkerRecord, num_cells: int) -> float:
 
 
 def still_since(worker: WorkerRecord, now: float, age_s: float, *, opens: bool) -> float:
-    """Return since when a worker that gives signs of life has not got on.
+    """Return the time since when a worker that gives signs of life has made no progress.
 
     Args:
         worker: what is known of it.
         now: the time.
-        age_s: of its step, as it says.
+        age_s: the age of its step in seconds, as it says.
         opens: whether it has cells that it has not opened.
     """
     # A step seems as old as the wait before it; opening and combining are none.
@@ -139,17 +139,17 @@ def count_death(suspects: Sequence[Cell]) -> Cell | None:
 
 
 class Move(NamedTuple):
-    """A cell is better off with another worker."""
+    """A cell that is better off with another worker, and that worker."""
 
     cell: str
     worker: int
 
 
 def better_place(loads: Mapping[int, Mapping[str, float]]) -> Move | None:
-    """Return the move that shortens a round of them all, when it does so by enough.
+    """Return the move that shortens the round that all wait for; None if none does so by enough.
 
     Args:
-        loads: of every worker its cells, and the seconds that a round of each took it. A worker
+        loads: the cells of every worker, and the seconds that a round of each took it. A worker
             without cells has not shown how fast it is, and gets none.
     """
     total = {worker: sum(cells.values()) for worker, cells in loads.items() if cells}

@@ -1,4 +1,4 @@
-"""What the coordinator writes into the run directory: the only one that gives files their names."""
+"""Writes into the run directory for the coordinator, which alone gives files their names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from manege.rundir import Commit, Pending, RunDir, cell_folder
 from manege.runtime.ledger import Cell
 
 WRITE_S = 1e-3
-"""How often to write the status, for each cell in it."""
+"""Seconds between two writes of the status, for each cell in it."""
 
 
 class RunWriter:
-    """Writes into a run directory that this process runs."""
+    """Writes events, status, commits and logs into the directory of the run of this process."""
 
     def __init__(self, rundir: RunDir, identity: str) -> None:
         self._rundir = rundir
@@ -29,7 +29,7 @@ class RunWriter:
         self._rundir.write_status(**fields)
 
     def adopt(self, cell: str, pending: Mapping[str, Any]) -> int:
-        """Make a checkpoint written aside the cell's newest commit; return its bytes."""
+        """Make a checkpoint written aside the cell's newest commit; return its size in bytes."""
         written = Pending.from_json(pending)
         return self._rundir.adopt(cell, written, identity=self._identity).bytes
 
@@ -51,13 +51,13 @@ class RunWriter:
 
 
 class CellStatuses:
-    """What the status says of every cell: noted at once, written now and then."""
+    """What the status says of every cell: noted at once, but written only now and then."""
 
     def __init__(self, writer: RunWriter, cells: Mapping[str, Cell]) -> None:
         self._writer = writer
         self._cells = cells
         self._due: float | None = None
-        """When it is to be written, if it has changed."""
+        """When to write the status; None if it has not changed."""
         self._written_at = 0.0
 
     def note(self, cell: Cell, state: str, budget_s: float | None, **more: Any) -> None:
@@ -73,12 +73,12 @@ class CellStatuses:
             self._due = self._written_at + WRITE_S * len(self._cells)
 
     def write_if_due(self, now: float) -> None:
-        """Write, if that is due."""
+        """Write the status, if that is due."""
         if self._due is not None and now >= self._due:
             self.write(now)
 
     def write(self, now: float, **more: Any) -> None:
-        """Write, with these other fields of the status."""
+        """Write the status of every cell, and these other fields."""
         self._due, self._written_at = None, now
         entries = {key: cell.entry for key, cell in self._cells.items() if cell.entry}
         self._writer.write_status(**more, cells=entries)

@@ -1,11 +1,11 @@
 """A cell's slot: its last two centres in shared memory that has no name.
 
 Owns the layout and how a reader learns that what it read was whole; knows nothing of cells. The
-cell's host makes the slot and alone writes; others get the open file and map it read-only. The
-memory is freed when the last of them closes it or dies.
+worker that trains the cell makes the slot and alone writes; others get the open file and map it
+read-only. The memory is freed when the last of them closes it or dies.
 
 Round r lies in place r mod 2, between two words that are both r + 1 when it is whole. A writer
-marks the first before it touches an array and sets it last.
+marks the first word before it touches an array and sets it last.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Lengths = tuple[tuple[str, int], ...]
 _MAGIC = b"MNGslot\n"
 _VERSION = 1
 _HEADER = struct.Struct("<8sII")
-"""Magic, version, number of arrays."""
+"""The header: magic, version, number of arrays."""
 _ARRAY = struct.Struct("<8sQ")
-"""Type as numpy spells it, number of elements."""
+"""An array in the header: type as numpy spells it, number of elements."""
 _MAX_ARRAYS = 64
 _LINE = 64
 _WORD = 8
 _WRITING = 1 << 63
-"""Set in a first word while that round is being written."""
+"""The bit set in a place's first word while a round is being written there."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class _Place:
-    """Where one round's arrays lie."""
+    """The memory of one round's arrays, and the words around them."""
 
     def __init__(self, memory: np.ndarray, lengths: Lengths) -> None:
         self.before = memory[:_WORD].view(np.uint64)
@@ -58,10 +58,10 @@ class _Place:
 
 
 class CentreSlot:
-    """A cell's last two centres, mapped."""
+    """A cell's last two centres in shared memory, mapped into this process."""
 
     def __init__(self, memory: mmap.mmap, lengths: Lengths, file: int | None) -> None:
-        """Use `create` or `attach`; `file` is None for one who only reads."""
+        """Take mapped memory (use `create` or `attach`); `file` is None if it can only be read."""
         self._memory: mmap.mmap | None = memory
         self._file = file
         # Not numpy.ndarray(buffer=…): arrays made so do not keep the memory from being unmapped.
@@ -70,7 +70,7 @@ class CentreSlot:
 
     @classmethod
     def create(cls, lengths: Sequence[tuple[str, int]]) -> CentreSlot:
-        """A new one to write to, with no round in it; MachineError when the memory is refused."""
+        """Return a new slot to write to, with no round in it; raise MachineError without memory."""
         known = _checked(lengths)
         size = _bytes(known)
         file = -1
@@ -89,7 +89,7 @@ class CentreSlot:
 
     @classmethod
     def attach(cls, file: int, lengths: Sequence[tuple[str, int]]) -> CentreSlot:
-        """Somebody else's, to read; ValueError unless it is a slot for arrays of those lengths.
+        """Map another's slot to read it; raise ValueError unless it has arrays of those lengths.
 
         The descriptor stays the caller's, who may close it at once.
         """
@@ -103,13 +103,13 @@ class CentreSlot:
         return cls(memory, known, None)
 
     def fileno(self) -> int:
-        """The open file to hand to readers; ValueError for one who only reads, and when closed."""
+        """Return the file to hand to readers; raise ValueError if only read here, or closed."""
         if self._file is None:
             raise ValueError("no file to hand out: the slot is somebody else's, or closed")
         return self._file
 
     def close(self) -> None:
-        """Unmapped and closed; the memory under views still in use goes with the last of them."""
+        """Unmap and close the memory; views still in use keep it until the last of them goes."""
         self._places = []
         if self._file is not None:
             os.close(self._file)
@@ -121,7 +121,7 @@ class CentreSlot:
                 memory.close()
 
     def write(self, round_: int, arrays: Sequence[np.ndarray]) -> None:
-        """The round's arrays are there, in place of those two rounds before."""
+        """Write a round's arrays, in place of those two rounds before."""
         if self._file is None:
             raise ValueError("a slot that is somebody else's, or closed, cannot be written")
         if round_ < 0:
@@ -138,7 +138,7 @@ class CentreSlot:
         place.before[0] = round_ + 1
 
     def read(self, round_: int) -> tuple[np.ndarray, ...]:
-        """That round's arrays in place, not to be written; LookupError when it is not there.
+        """Return read-only views of a round's arrays; raise LookupError if it is not in the slot.
 
         They change under the reader when the writer goes on by two rounds: `check` tells.
         """
@@ -150,14 +150,14 @@ class CentreSlot:
         return views
 
     def check(self, round_: int) -> bool:
-        """Whether that round is there, whole: asked after use, whether all that was read was it."""
+        """Return whether that round is there, whole; after a read, whether what was read was."""
         _barrier()
         words = self._open_places()[round_ % 2].words()
         _barrier()
         return round_ >= 0 and words == (round_ + 1, round_ + 1)
 
     def newest(self) -> int | None:
-        """The last round that is there, whole."""
+        """Return the last round that is there, whole; None if there is none."""
         seen: list[tuple[int, int]] = []
         while True:
             words = [place.words() for place in self._open_places()]
@@ -170,9 +170,9 @@ class CentreSlot:
             seen = words
 
     def read_newest(self) -> tuple[int, tuple[np.ndarray, ...]]:
-        """The last round and copies of its arrays, whole; LookupError when there is none.
+        """Return the last whole round and copies of its arrays; raise LookupError if there is none.
 
-        Begins again when the writer came by: it ends unless that writes without a pause.
+        Begins again if the writer came by meanwhile: it ends unless the writer never pauses.
         """
         while True:
             round_ = self.newest()
@@ -190,7 +190,7 @@ class CentreSlot:
 
 
 def lengths_of(arrays: Iterable[np.ndarray]) -> Lengths:
-    """What a slot for such arrays is made with; ValueError for one of several dimensions."""
+    """Return the types and lengths of the arrays; raise ValueError unless all are 1-D."""
     found = []
     for array in arrays:
         if array.ndim != 1:
@@ -200,7 +200,7 @@ def lengths_of(arrays: Iterable[np.ndarray]) -> Lengths:
 
 
 def stated_lengths(file: int) -> Lengths:
-    """Of the arrays in somebody's slot, as it says itself; `attach` checks the rest."""
+    """Return the types and lengths that a slot's header states; `attach` checks the rest."""
     stated = os.pread(file, _HEADER.size + _MAX_ARRAYS * _ARRAY.size, 0)
     if len(stated) < _HEADER.size or not stated.startswith(_MAGIC):
         raise ValueError("not a slot: it does not start like one")
@@ -212,12 +212,12 @@ def stated_lengths(file: int) -> Lengths:
 
 
 def payload_bytes(lengths: Lengths) -> int:
-    """Of one round's arrays, end to end."""
+    """Return the bytes of one round's arrays, end to end."""
     return sum(np.dtype(kind).itemsize * length for kind, length in lengths)
 
 
 def split(payload: np.ndarray, lengths: Lengths) -> list[np.ndarray]:
-    """The arrays that lie end to end in bytes; ValueError unless there are exactly so many."""
+    """Return the arrays that lie end to end in bytes; raise ValueError unless they fit exactly."""
     if len(payload) != payload_bytes(lengths):
         raise ValueError(f"{len(payload)} bytes; expected {payload_bytes(lengths)}")
     arrays, at = [], 0
@@ -229,7 +229,7 @@ def split(payload: np.ndarray, lengths: Lengths) -> list[np.ndarray]:
 
 
 def _checked(lengths: Sequence[tuple[str, int]]) -> Lengths:
-    """With types as numpy spells them."""
+    """Return lengths with types as numpy spells them; raise ValueError if no slot can have them."""
     if len(lengths) > _MAX_ARRAYS:
         raise ValueError(f"{len(lengths)} arrays in a slot; expected {_MAX_ARRAYS} at most")
     found = []
@@ -242,7 +242,7 @@ def _checked(lengths: Sequence[tuple[str, int]]) -> Lengths:
 
 
 def _check(file: int, lengths: Lengths) -> None:
-    """ValueError unless the file is a slot for those and stays one."""
+    """Raise ValueError unless the file is a slot for arrays of those lengths, of a sealed size."""
     if not stat.S_ISREG(os.fstat(file).st_mode):
         raise ValueError("not a slot: no file of memory")
     stated = os.pread(file, _HEADER.size + _MAX_ARRAYS * _ARRAY.size, 0)
@@ -272,7 +272,7 @@ def _refused(size: int, error: OSError) -> MachineError:
 
 
 def _told(stated: bytes, num_arrays: int) -> object:
-    """The lengths in a header that may say anything."""
+    """Return the lengths that a header states, for an error; the header may hold anything."""
     if len(stated) < _HEADER.size + num_arrays * _ARRAY.size:
         return f"{num_arrays} arrays"
     pairs = _ARRAY.iter_unpack(stated[_HEADER.size :][: num_arrays * _ARRAY.size])
@@ -285,7 +285,7 @@ def _header(lengths: Lengths) -> bytes:
 
 
 def _lines(size: int) -> int:
-    """The size up to a whole number of cache lines."""
+    """Return the size rounded up to a whole number of cache lines."""
     return -(-size // _LINE) * _LINE
 
 
@@ -303,7 +303,7 @@ def _bytes(lengths: Lengths) -> int:
 
 
 def _barrier() -> None:
-    """What was read or written before stays before what comes after, seen from other processes.
+    """Keep what was read or written before in front of what comes after, as other processes see it.
 
     x86 hardly reorders, ARM does. Taking a lock orders what follows, freeing it what precedes; the
     second time keeps the two from passing each other.

@@ -1,4 +1,4 @@
-"""The combined model: draw from it, join and divide it, store it, assemble it from a run.
+"""The combined model: assembles it from a run, stores, joins and divides it, draws from it.
 
 Owns everything between committed generators and pictures; trains nothing.
 """

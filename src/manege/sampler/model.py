@@ -32,9 +32,9 @@ from manege.rundir import cell_folder
 from manege.version import __version__
 
 FORMATS = (1, 2)
-"""Of model.json. 1: a generator for each label. 2: some name the cell they come from."""
+"""The formats of model.json. 1: a generator for each label. 2: some name their cell."""
 CHUNK = 32
-"""Pictures generated at once, always: a batch of another size gives other bits."""
+"""The number of pictures generated at once, always: a batch of another size gives other bits."""
 
 
 class Mixing(StrEnum):
@@ -43,7 +43,7 @@ class Mixing(StrEnum):
     EXACT = "exact"
     """In proportion to the weights: however many are drawn, each is within one of its share."""
     INDEPENDENT = "independent"
-    """Each picture's generator is drawn by chance, whatever drew the others."""
+    """By chance: each picture's generator is drawn independently of the others."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,27 @@ class Component:
 
     label: str
     weight: float
-    """A label's p(y) is proportional to their sum, a generator's share of the label to its own."""
+    """A label's p(y) is proportional to its weights' sum, a generator's share of it to its own."""
     networks: Spec
     trained: Mapping[str, Any]
-    """Where it comes from: rounds, seed, preset, loss, constraint."""
+    """How it was trained: rounds, seed, preset, loss, constraint."""
     sha256: str
-    """Of the safetensors file."""
+    """The digest of the safetensors file."""
     read: Callable[[], bytes] = field(repr=False, compare=False)
-    """The safetensors file, verified; read when needed: a model may have a thousand of them."""
+    """Reads and verifies the safetensors file; only when needed, as there may be a thousand."""
     cell: str | None = None
-    """The grid's cell it comes from; None when it is its label's only one."""
+    """The cell of the grid that it comes from; None if it is its label's only generator."""
 
     @property
     def file(self) -> str:
-        """Name of the safetensors file in a model's folder."""
+        """The name of the safetensors file in a model's folder."""
         # No folder name has an @, so that no label can spell the file of another's cell.
         place = "" if self.cell is None else f"@{cell_folder(self.cell)}"
         return f"{cell_folder(self.label)}{place}.safetensors"
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """What errors call this generator."""
         place = "" if self.cell is None else f", cell {self.cell!r}"
         return f"class {self.label!r}{place}"
 
@@ -88,12 +88,12 @@ class Samples:
 
 @dataclass(frozen=True)
 class Model:
-    """A class-conditional sampler."""
+    """A class-conditional sampler, made of one or more generators for each label."""
 
     shape: PictureShape
     components: tuple[Component, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Labels the model ought to have and has not, with the reason."""
+    """Labels that the model should have and has not, with the reason."""
 
     def __post_init__(self) -> None:
         for label, components in self._by_label.items():
@@ -112,7 +112,7 @@ class Model:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels it can draw."""
+        """The labels that the model can draw."""
         return tuple(self._by_label)
 
     @property
@@ -127,7 +127,7 @@ class Model:
 
     @property
     def probabilities(self) -> dict[str, float]:
-        """P(y), over the labels that are here."""
+        """The probability p(y) of every label that is here."""
         total = sum(component.weight for component in self.components)
         return {
             label: sum(component.weight for component in components) / total
@@ -136,7 +136,7 @@ class Model:
 
     @property
     def digest(self) -> str:
-        """Digest of the description, which holds the weights' own."""
+        """The digest of the description, which includes the digests of the weights."""
         return hashlib.sha256(json.dumps(self.description(), sort_keys=True).encode()).hexdigest()[
             :16
         ]
@@ -204,7 +204,7 @@ class Model:
         mixing: str = Mixing.EXACT,
         start: int = 0,
     ) -> np.ndarray:
-        """Pictures start … count-1 of one label; `progress` is told how far it has come."""
+        """Return pictures start … count-1 of one label; tell `progress` how far it has come."""
         components, on = self.components_of(label), device.resolve(device_name)
         owner_N = _owners(components, count, seed, _known_mixing(mixing))
         size, channels = self.shape.size, self.shape.channels
@@ -229,7 +229,7 @@ class Model:
         on: torch.device,
         progress: Callable[[int], None] | None,
     ) -> np.ndarray:
-        """The pictures with these numbers of one generator."""
+        """Return the pictures with these numbers of one generator."""
         generator = self.generator(component, on)
         purpose = "sample" if component.cell is None else f"sample {component.cell}"
         chunks = []
@@ -245,7 +245,7 @@ class Model:
         return np.concatenate(chunks)[numbers.start - first * CHUNK :][: len(numbers)]
 
     def generator(self, component: Component, on: torch.device) -> Generator:
-        """A component's generator, ready to draw."""
+        """Return a component's generator, ready to draw."""
         generator = build_generator(component.networks, self.shape)
         try:
             tensors = safetensors.numpy.load(component.read())
@@ -261,7 +261,7 @@ class Model:
         return generator.to(on).eval()
 
     def components_of(self, label: str) -> tuple[Component, ...]:
-        """The components of a label; ConfigError says why there is none."""
+        """Return the components of a label; raise ConfigError, saying why, if there is none."""
         if label in self._by_label:
             return self._by_label[label]
         if label in self.missing:
@@ -276,7 +276,7 @@ class Model:
         )
 
     def merged(self, other: Model) -> Model:
-        """All labels of both; each keeps its generators, p(y) follows the summed weights."""
+        """Return a model with the generators of both; its p(y) follows the summed weights."""
         if other.shape != self.shape:
             raise ConfigError(
                 f"models of different pictures: {_shape(self.shape)} and {_shape(other.shape)}; "
@@ -294,7 +294,7 @@ class Model:
         return replace(self, components=components, missing=missing)
 
     def without(self, labels: Iterable[str]) -> Model:
-        """The model less some labels."""
+        """Return the model without some labels."""
         gone = {component.label for label in labels for component in self.components_of(label)}
         if gone == set(self.labels):
             raise ConfigError("dropping every label would leave an empty model; keep at least one")
@@ -302,7 +302,7 @@ class Model:
         return replace(self, components=kept)
 
     def description(self) -> dict[str, Any]:
-        """What model.json holds."""
+        """Return what model.json holds."""
         # A model without cells is described as before there were any: it keeps its digest.
         with_cells = any(component.cell is not None for component in self.components)
         return {
@@ -325,7 +325,7 @@ class Model:
         }
 
     def _check_mixing(self, mixing: str, labels: Iterable[str]) -> None:
-        """Refuse an unknown way, and one that would change nothing for these labels."""
+        """Refuse an unknown mixing, and one that would change nothing for these labels."""
         how = _known_mixing(mixing)
         alone = all(len(self.components_of(label)) == 1 for label in labels)
         if how is Mixing.INDEPENDENT and alone:
@@ -361,7 +361,7 @@ def require_memory(asked: str, count: int, shape: PictureShape) -> None:
 
 
 def _owners(components: Sequence[Component], count: int, seed: int, mixing: Mixing) -> np.ndarray:
-    """For each picture of a label, which of its components draws it."""
+    """Return, for each picture of a label, which of its components draws it."""
     weights = [component.weight for component in components]
     if mixing is Mixing.EXACT:
         return proportions(np.array(_shares(weights)), count)
@@ -370,7 +370,7 @@ def _owners(components: Sequence[Component], count: int, seed: int, mixing: Mixi
 
 
 def _by_chance(weights: Iterable[float], uniform_N: np.ndarray) -> np.ndarray:
-    """For each number from [0, 1) a place, in proportion to the weights."""
+    """Return, for each number from [0, 1), a position, in proportion to the weights."""
     # By inverse distribution function, so that no place depends on how many follow.
     edges = np.cumsum(_shares(weights))
     edges[-1] = 1.0

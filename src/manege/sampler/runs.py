@@ -1,4 +1,4 @@
-"""From a run directory to a model, without the dataset: config.yaml, data.json and the commits."""
+"""Assembles a run's model from config.yaml, data.json and the commits, without the dataset."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from manege.sampler.store import load
 
 
 def open_model(path: Path) -> Model:
-    """The model at a path: a model folder, or a run (its finished model, else its last commits)."""
+    """Return the model in a model folder or of a run (its finished one, else its last commits)."""
     if (path / "model.json").is_file():
         return load(path)
     rundir = RunDir.open(path)
@@ -37,7 +37,7 @@ def open_model(path: Path) -> Model:
 
 
 def of_run(rundir: RunDir) -> Model:
-    """The model of a run as it stands: the last commit of every cell that it needs."""
+    """Return the model of a run as it stands: the last commit of every cell that it needs."""
     config = run_config(rundir)
     identity = config.identity()
     counts = {label: int(known["train"]) for label, known in run_data(rundir)["classes"].items()}
@@ -115,7 +115,7 @@ def _component(
 
 
 def _read_again(rundir: RunDir, part: ModelPart, config: RunConfig, sha256: str) -> bytes:
-    """A part's generator; not kept in memory, for there may be a thousand."""
+    """Return a part's generator, read anew: there may be a thousand, too many to keep in memory."""
     found = rundir.load(part.cell, identity=config.identity())
     if found is None:
         raise CheckpointError(f"{rundir.path}: the checkpoints of cell {part.cell!r} are gone")
@@ -131,7 +131,7 @@ def _read_again(rundir: RunDir, part: ModelPart, config: RunConfig, sha256: str)
 
 
 def _generator_file(config: RunConfig, part: ModelPart, record: np.ndarray) -> bytes:
-    """A generator's record as a safetensors file; of a conditional one, for one label."""
+    """Return a generator's record as a safetensors file; of a conditional one, for one label."""
     network = build_generator(config.networks, _shape(config), len(part.labels))
     tensors = named_tensors(network, record)
     if part.labels:
@@ -151,12 +151,12 @@ def _shape(config: RunConfig) -> PictureShape:
 
 
 def run_config(rundir: RunDir) -> RunConfig:
-    """The configuration a run was made with."""
+    """Return the configuration that a run was made with."""
     return stored(rundir.path / "config.yaml")
 
 
 def run_cells(rundir: RunDir) -> dict[str, dict[str, Any]]:
-    """What each cell of a run has come to, from status.json."""
+    """Return what each cell of a run has come to, from status.json."""
     cells = rundir.status().get("cells", {})
     if not isinstance(cells, dict) or not all(isinstance(e, dict) for e in cells.values()):
         raise CheckpointError(
@@ -166,7 +166,7 @@ def run_cells(rundir: RunDir) -> dict[str, dict[str, Any]]:
 
 
 def run_data(rundir: RunDir) -> dict[str, Any]:
-    """What a run's dataset was, from data.json; `classes` maps each label to its counts."""
+    """Return a run's description of its dataset: `classes` maps each label to its counts."""
     path = rundir.path / "data.json"
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))

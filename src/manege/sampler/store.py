@@ -1,4 +1,4 @@
-"""Models on disk: a folder with ``model.json`` and one safetensors file for each component.
+"""Stores models on disk: a folder with ``model.json`` and a safetensors file per component.
 
 Loads without the run it came from; trusts no file that does not match its SHA-256.
 """
@@ -26,7 +26,7 @@ _NETWORKS: TypeAdapter[Spec] = TypeAdapter(Networks)
 
 
 def save(model: Model, folder: Path, *, replace: bool = False) -> None:
-    """Write the model; it appears whole or not at all."""
+    """Write the model to a folder, which appears whole or not at all."""
     if folder.exists() and not replace and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"{folder}: already exists; choose another {field('out')}, or remove it first"
@@ -55,7 +55,7 @@ def save(model: Model, folder: Path, *, replace: bool = False) -> None:
 
 
 def load(folder: Path) -> Model:
-    """The model in a folder; each file is verified against model.json when it is read."""
+    """Return the model in a folder; each file is verified against model.json when it is read."""
     path = folder / "model.json"
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
@@ -86,7 +86,7 @@ def load(folder: Path) -> Model:
 
 
 def _is_shape(size: Any, channels: Any) -> bool:
-    """Whether networks can make such pictures, or points."""
+    """Return whether networks can make such pictures, or points."""
     # Not isinstance: JSON's true is an int in Python; nor equality alone: so is 8.0.
     whole = type(size) is int and type(channels) is int
     return whole and ((size in SIZES and channels in (1, 3)) or (size, channels) == (1, 2))

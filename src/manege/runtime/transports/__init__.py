@@ -1,1 +1,1 @@
-"""How messages travel: within this process, between processes of this machine, between ranks."""
+"""Carries messages: within this process, between processes of this machine, between MPI ranks."""

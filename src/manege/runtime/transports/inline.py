@@ -1,4 +1,4 @@
-"""The inline transport: a worker in this process, whose messages are calls."""
+"""The inline transport: one worker in this process, which is sent messages by calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Inline:
         self._host: Host | None = None
         self._number = 1
         self._told: deque[Any] = deque()
-        """Messages to the worker that it has not handled."""
+        """Messages to the worker that it has not handled yet."""
         self._deliver: Deliver = lambda heard: None
 
     def __enter__(self) -> Self:
@@ -57,7 +57,7 @@ class Inline:
         return Prepared(self._opened.rundir.path, self._opened.config)
 
     def load(self, prepared: Prepared) -> tuple[Task, int]:
-        """Load data and method."""
+        """Load data and method; return what there is to do, and that one worker does it."""
         assert self._opened is not None
         config = prepared.config
         device.keep_memory()
@@ -76,7 +76,7 @@ class Inline:
         return task_of(bound), 1
 
     def carry(self, order: Order) -> None:
-        """Keep a message for the worker; it is there already, and cannot be killed."""
+        """Keep a message for the worker, which is there from the start and cannot be killed."""
         match order:
             case Send(_, Stop() as message):
                 self._told.appendleft(message)  # Before what it was told last: maybe to finish.
@@ -86,7 +86,7 @@ class Inline:
                 assert number == self._number, "a worker in this process cannot be replaced"
 
     def poll(self, timeout_s: float, deliver: Deliver) -> None:
-        """Have the worker do what it was told, then take a step."""
+        """Let the worker handle its messages, then take a step."""
         self._deliver = deliver
         host = self._bound
         while self._told:
@@ -107,7 +107,7 @@ class Inline:
         self._deliver(Said(self._number, message, files))
 
     def _listen(self) -> None:
-        """Wait for the name of a commit; what else there is to do comes after it."""
+        """Handle the names of commits, which the worker waits for; leave the rest for later."""
         adopted = [message for message in self._told if isinstance(message, Adopted)]
         assert adopted, "a worker waits for what nobody will say"
         for message in adopted:

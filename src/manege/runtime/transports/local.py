@@ -1,7 +1,7 @@
 """The local transport: workers as processes of this machine, forked from a worker server.
 
-`Server` is the server from outside, and what is asked of it before a run begins; `Workers` are
-those under way. Decides nothing (the coordinator does) and imports no torch. Whatever happens to
+`Server` reaches the server, and asks it for what precedes a run; `Workers` reaches the workers
+that it forked. Decides nothing (the coordinator does) and imports no torch. Whatever happens to
 this process, the others end too.
 """
 
@@ -70,12 +70,12 @@ def run(request: NewRun | OldRun, observer: Observers, workers: int | None) -> R
 
 
 def choose_workers(cells: int, threads: int, bytes_each: int) -> tuple[int, str]:
-    """How many trainers suit this machine, and why.
+    """Return how many workers suit this machine, and why.
 
     Args:
-        cells: how many there are to train.
-        threads: that each trainer uses.
-        bytes_each: that a trainer was seen to start with.
+        cells: how many cells there are to train.
+        threads: how many threads each worker uses.
+        bytes_each: how much memory a worker was seen to start with.
     """
     cores = machine.cores()
     by_cores = max(1, cores // threads)
@@ -91,7 +91,7 @@ def choose_workers(cells: int, threads: int, bytes_each: int) -> tuple[int, str]
 
 
 class _Local:
-    """Reaches workers of this machine."""
+    """The transport to workers of this machine."""
 
     watches = True
 
@@ -143,7 +143,7 @@ class _Local:
 
 
 class Workers:
-    """Those under way, and the server that forks them."""
+    """The workers that run on this machine, and the server that forks them."""
 
     def __init__(
         self,
@@ -152,18 +152,18 @@ class Workers:
         observer: Observer,
         seats: Sequence[int] = (0, 1),
     ) -> None:
-        """None yet.
+        """Begin without any worker.
 
         Args:
-            server: bound; replaced when it dies.
-            prepared: what it is bound to.
-            observer: sees what another one says, should this one die.
+            server: the worker server, with the run loaded; replaced when it dies.
+            prepared: the run that it has loaded.
+            observer: sees what another server says, should this one die.
             seats: the first of ours among those of the machine's workers, and how far apart ours
                 are; a worker's seat says which GPU is its own.
         """
         self._seats = seats
         self._taken: dict[int, int] = {}
-        """Which of our seats every worker has."""
+        """Which of our seats each worker has."""
         self._server = server
         self._prepared = prepared
         self._observer = observer
@@ -173,7 +173,7 @@ class Workers:
         self._lost_servers = 0
 
     def start(self, worker: int) -> None:
-        """Start one, under this number."""
+        """Start a worker, under this number."""
         ours, theirs = Channel.pair()
         self._channels[worker] = ours
         self._selector.register(ours.fileno(), selectors.EVENT_READ, worker)
@@ -187,14 +187,14 @@ class Workers:
         theirs.close()
 
     def send(self, worker: int, message: Any, files: Sequence[int] = ()) -> None:
-        """Give one a message, if it is there."""
+        """Send a worker a message, if it is there."""
         if worker in self._channels:
             # Of its death we hear from the server.
             with suppress(Gone):
                 self._channels[worker].send(encode(message), files)
 
     def drop(self, worker: int) -> None:
-        """Make sure that one is dead, and listen to it no more."""
+        """Make sure that a worker is dead, and listen to it no more."""
         channel = self._channels.pop(worker, None)
         if channel is None:
             return
@@ -205,7 +205,7 @@ class Workers:
             self._server.channel.send(encode(Kill(worker)))
 
     def hear(self, timeout_s: float) -> Iterator[Said | Died]:
-        """What comes within that time, one by one: what is done about it may change the rest."""
+        """Yield what comes within that time; one by one, as an answer may change what follows."""
         for channel in self._channels.values():
             if channel.wants_write:
                 with suppress(Gone):
@@ -217,7 +217,7 @@ class Workers:
                 yield from self._hear_worker(key.data)
 
     def await_end(self) -> None:
-        """They were told to quit, and have a while for it."""
+        """Wait a while for the workers, which were told to quit, to end."""
         deadline = time.monotonic() + _END_S
         for channel in self._channels.values():
             with suppress(Gone, Garbled):
@@ -229,7 +229,7 @@ class Workers:
                             os.close(file)
 
     def close(self) -> None:
-        """Listen to none of them any more."""
+        """Close the channels to all workers."""
         for channel in self._channels.values():
             channel.close()
         self._selector.close()
@@ -265,14 +265,14 @@ class Workers:
                 yield message
 
     def _hear_last(self, worker: int) -> Iterator[Said | Died]:
-        """A dead one's last words, unless it is given up meanwhile."""
+        """Yield what a dead worker said last, unless it is given up meanwhile."""
         with suppress(Gone, Garbled):
             while worker in self._channels and (received := self._channels[worker].receive()):
                 for message, files in received:
                     yield _said(worker, message, files)
 
     def _replace_server(self) -> Iterator[Died]:
-        """Start another; all workers died with the old one."""
+        """Start another server; yield the deaths of all workers, which died with the old one."""
         self._lost_servers += 1
         if self._lost_servers >= _LOST_SERVERS:
             raise MachineError(
@@ -288,7 +288,7 @@ class Workers:
 
 
 def _said(worker: int, message: Mapping[str, Any], files: tuple[int, ...]) -> Said | Died:
-    """Return what a worker said, or that it is as good as dead: nobody understands it."""
+    """Return what a worker said; that it died, if what it said makes no sense."""
     try:
         return Said(worker, decode(message), files)
     except ValueError as error:
@@ -298,17 +298,17 @@ def _said(worker: int, message: Mapping[str, Any], files: tuple[int, ...]) -> Sa
 
 
 class Server:
-    """The channel to a trainer server, and its process if it was started here."""
+    """The channel to a worker server, and its process if it was started here."""
 
     def __init__(self, shared_as: str | None = None) -> None:
-        """One of our own, or that which those of this machine share who know its name.
+        """Reach a server of our own, or the one that this machine's processes share by its name.
 
         Whoever comes first starts the one that is shared.
         """
         self._shared_as = shared_as
         self._process: subprocess.Popen[bytes] | None = None
         self._run: Path | None = None
-        """The run that it was told to load, once it was."""
+        """The run that it was told to load or has prepared; None before."""
         self.channel = self._reached()
 
     def _reached(self) -> Channel:
@@ -326,7 +326,7 @@ class Server:
                 time.sleep(_POLL_S)
 
     def _called(self, name: str) -> socket.socket:
-        """The connection to the server of that name, which is started unless another listens."""
+        """Return a connection to the server of that name; start it unless another listens."""
         called_on, ours = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
         with called_on:
             try:
@@ -357,12 +357,12 @@ class Server:
             )
 
     def replace(self) -> None:
-        """Another one, in the place of one that died."""
+        """Reach another server in the place of one that died."""
         self.__exit__()
         self.channel = self._reached()
 
     def kill(self) -> None:
-        """End it, whatever it is at, if it was started here; its trainers die with it."""
+        """Kill the server, whatever it does, if it was started here; its workers die with it."""
         if self._process is not None:
             self._process.kill()
 
@@ -383,17 +383,17 @@ class Server:
         self._process = None
 
     def prepare(self, request: NewRun | OldRun, observer: Observer) -> Prepared:
-        """Have it make or open the run's directory."""
+        """Have the server make or open the run's directory."""
         self.ask(request)
         return answer(self._receive, Prepared, observer)
 
     def load(self, prepared: Prepared, observer: Observer) -> Loaded:
-        """Have it load what all workers have in common."""
+        """Have the server load what all workers have in common."""
         self.ask(Load(prepared.path, prepared.config))
         return answer(self._receive, Loaded, observer)
 
     def ask(self, message: NewRun | OldRun | Load) -> None:
-        """Ask for what is to be done before workers are forked; MachineError when it is dead."""
+        """Ask for what must precede any worker; raise MachineError if the server is dead."""
         if isinstance(message, Load):
             self._run = message.path
         try:
@@ -402,7 +402,7 @@ class Server:
             raise self.lost() from None
 
     def answers(self) -> list[Any]:
-        """Return what it has said; MachineError when it is dead."""
+        """Return what the server has said; raise MachineError if it is dead."""
         try:
             said = [decode(message) for message, _ in self.channel.receive()]
         except (Gone, ValueError):
@@ -413,7 +413,7 @@ class Server:
         return said
 
     def lost(self) -> MachineError:
-        """Return the error for a server that died before it had forked a trainer."""
+        """Return the error for a server that died before it had forked a worker."""
         if self._ended() == NO_ROOM:
             return processes.no_more()
         if self._run is None:
@@ -439,7 +439,7 @@ class Server:
 
 
 def answer(receive: Callable[[], Iterable[Any]], wanted: type[T], observer: Observer) -> T:
-    """Return what a server answers at last; raise what it refuses."""
+    """Return the answer that a server gives at last; raise its refusal."""
     while True:
         if stopped_by := observer.should_stop():
             raise KeyboardInterrupt(stopped_by)

@@ -1,4 +1,4 @@
-"""The MPI runtime's rank 0: the coordinator's messages to the agents of all other ranks."""
+"""The transport between MPI ranks: on rank 0, it reaches the agents of all other ranks."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ class Node(NamedTuple):
     """A machine of the job, as its agents found it."""
 
     number: int
-    """Its first rank."""
+    """The first rank of the machine."""
     name: str
     cores: int
     bytes: int
-    """Of memory that is free."""
+    """Bytes of memory that are free."""
     devices: int
-    """GPUs."""
+    """How many GPUs it has."""
 
     def described(self, ranks: int) -> str:
-        """A line for people."""
+        """Return a line for people."""
         gpus = f", {self.devices} GPUs" if self.devices else ""
         return (
             f"node {self.name}: {self.cores} cores, {self.bytes / (1 << 30):.0f} GB free{gpus}, "
@@ -83,11 +83,11 @@ class Node(NamedTuple):
 def least_loaded(
     load: Mapping[int, int], nodes: Mapping[int, Node], silent: Mapping[int, bool]
 ) -> int:
-    """The rank for another trainer: one that answers, on the node with most room, fewest first.
+    """Return the rank for another worker: one that answers, on the node with most room, least busy.
 
     Args:
-        load: trainers of every rank.
-        nodes: of every rank.
+        load: how many workers every rank has.
+        nodes: the node of every rank.
         silent: whether a rank was not heard of for long.
     """
     trainers: dict[int, int] = {}
@@ -105,7 +105,7 @@ def least_loaded(
 
 
 class _Ranks:
-    """Reaches workers of other ranks; files are the numbers of slots."""
+    """The transport to workers of other ranks; files are the numbers of slots."""
 
     watches = True
 
@@ -120,11 +120,11 @@ class _Ranks:
         self._where: dict[int, int] = {}
         """The rank of every worker."""
         self._load = dict.fromkeys(range(1, world.size), 0)
-        """Workers of every rank."""
+        """How many workers every rank has."""
         self._nodes: dict[int, Node] = {}
         """The machine of every rank."""
         self._heard_at = dict.fromkeys(range(1, world.size), time.monotonic())
-        """When each agent was last heard of: one that hangs is given no worker."""
+        """When each agent was last heard of; one that hangs is given no worker."""
 
     def prepare(self, request: NewRun | OldRun) -> Prepared:
         self._post(1, request)
@@ -188,10 +188,10 @@ class _Ranks:
                     raise refused.error()
 
     def await_end(self) -> None:
-        """Return at once: agents wait, when they are told the exit code."""
+        """Return at once: agents wait for their workers when they are told the exit code."""
 
     def _mourn(self, lost: int, deliver: Deliver) -> None:
-        """Tell of the workers of a rank that is lost; others take up what they had."""
+        """Report the workers of a lost rank as dead, so that others take up their cells."""
         del self._load[lost]
         if not self._load:
             raise MachineError(f"all worker ranks are lost, the last was {lost}; resume the run")
@@ -203,7 +203,7 @@ class _Ranks:
         self._world.post(rank, encode(message))
 
     def _receive(self) -> list[Any]:
-        """Return the next letter before the run begins, if there is one."""
+        """Return the next message before the run begins, in a list that is empty without one."""
         for rank in self._world.lost():
             raise MachineError(f"rank {rank} was lost while the run was being prepared; try again")
         self._letters.extend(self._world.poll())
@@ -223,6 +223,6 @@ class _Ranks:
 
 
 def dismiss(world: World, code: int) -> None:
-    """Tell all agents that the job ends, and how."""
+    """Tell all agents that the job ends, and with which exit code."""
     for rank in range(1, world.size):
         world.post(rank, encode(EndJob(code)))

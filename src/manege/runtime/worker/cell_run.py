@@ -1,4 +1,4 @@
-"""One cell on its way: restored, committed, judged, drawn; and the time it has had."""
+"""Trains one cell for a worker: restores, commits, scores and draws it, and counts its time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from manege.methods import Method, State, Step
 from manege.rundir import RunDir, cell_folder
 
 EARLY_STEPS = 200
-"""A generator that has taken no more steps cannot draw yet: a score that praises it is blind."""
+"""Up to so many steps a generator cannot draw yet: a score that praises it is blind."""
 EARLY = "early.png"
 
 Emit = Callable[..., None]
 Write = Callable[..., None]
-"""Saves a cell's round_, step, tensors and meta; told the time it has had as well."""
+"""Saves a cell's round_, step, tensors and meta; is told the time it has had as well."""
 
 
 class CellFailed(Exception):
-    """This cell cannot go on; the others can."""
+    """Raised when this cell cannot go on, though the others can."""
 
 
 def check_scorer(cell: str, meta: Mapping[str, Any], space: str | None) -> None:
-    """Raise CheckpointError when a commit was scored in another space than the run now has."""
+    """Raise CheckpointError if a commit was scored in another space than the run now has."""
     if meta["space"] != space:
         raise CheckpointError(
             f"class {cell!r}: scored with the feature network {meta['space']}, scorer/ holds "
@@ -38,7 +38,7 @@ def check_scorer(cell: str, meta: Mapping[str, Any], space: str | None) -> None:
 
 
 class CellRun:
-    """One cell on its way: its state, its commits, the time it has had."""
+    """One cell in training: its state, its commits, the time it has had."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class CellRun:
         self._sheet_place = (-1, 0)
 
     def restore(self, emit: Emit) -> None:
-        """Go on from the last sound commit, if there is one."""
+        """Restore the state from the last sound commit, if there is one."""
         data = self._method.data_digest(self.cell)
         found = self._rundir.load(self.cell, identity=self._identity)
         if found is not None:
@@ -82,11 +82,11 @@ class CellRun:
             self._committed = self._place(judged=found.meta["final"] is not None)
 
     def over_budget(self, share_s: float | None) -> bool:
-        """Whether the cell's share of the time is used up."""
+        """Return whether the cell's share of the time is used up."""
         return share_s is not None and self.spent_s >= share_s
 
     def fraction(self, step: Step, share_s: float | None) -> float:
-        """The part of the cell's work that is behind it."""
+        """Return the part of the cell's work that is done, from 0 to 1."""
         parts = [0.0]
         if self._config.rounds is not None:
             parts.append((step.round_ - 1 + step.step / step.steps) / self._config.rounds)
@@ -95,7 +95,7 @@ class CellRun:
         return min(1.0, max(parts))
 
     def commit_due(self, step: Step) -> bool:
-        """Whether the configuration wants a commit here."""
+        """Return whether the configuration wants a commit here."""
         every = self._config.checkpoints
         if time.monotonic() - self._committed_at >= every.every_s:
             return True
@@ -105,7 +105,7 @@ class CellRun:
     def judge_finally(self, emit: Emit) -> None:
         """Score the state in which the cell ends, unless its last round did.
 
-        The verdict is kept beside the state, not in it: a run that is made longer later must not
+        The score is kept beside the state, not in it: a run that is made longer later must not
         differ from one that was long from the start.
         """
         if self._method.judges_now(self.state):
@@ -116,7 +116,7 @@ class CellRun:
             self.tell_score(emit, judgement)
 
     def tell_score(self, emit: Emit, judgement: Judgement) -> None:
-        """Tell what the generator is worth, and the best so far."""
+        """Emit the scores of the generator, and the best so far."""
         best = self.state.best.score if self.state.best else None
         if self._final is not None and (best is None or self._final["value"] < best["value"]):
             best = self._final
@@ -134,7 +134,7 @@ class CellRun:
         )
 
     def commit(self) -> None:
-        """Save the state; nothing to do where it is saved already."""
+        """Save the state, unless it is saved already."""
         here = self._place(judged=self._final is not None)
         if here[:-1] == self._committed[:-1] and here[-1] <= self._committed[-1]:
             return
@@ -167,11 +167,11 @@ class CellRun:
             self._save()
 
     def _place(self, *, judged: bool) -> tuple[int, int, int, bool]:
-        """Where the state stands, and whether its last score is known."""
+        """Return where the state stands, and whether its last score is known."""
         return self.state.round_, self.state.step, self.state.attempt, judged
 
     def draw_early(self, *, ended: bool = False) -> tuple[str, bytes, np.ndarray] | None:
-        """The sheet of a generator that cannot draw yet, its place and its pictures.
+        """Return the file, sheet and pictures of a generator that cannot draw yet.
 
         None but after the round in which it has taken EARLY_STEPS, or where a shorter run ended.
         """
@@ -188,7 +188,7 @@ class CellRun:
         return file, pictures.png_bytes(pictures.grid(drawn), recipe, scale), drawn
 
     def draw_sheet(self) -> tuple[str, bytes] | None:
-        """A sheet at the cell's fixed latents, and its place; None when it was drawn already."""
+        """Return the file and a sheet at the cell's fixed latents; None if it was drawn already."""
         round_ = self.state.round_
         step = self.state.sheet_step
         if (round_, step) == self._sheet_place:

@@ -1,4 +1,4 @@
-"""The centres cells show one another: those of this host in their states, of others in slots.
+"""The centres that cells show each other: this worker's in their states, others' in slots.
 
 No message is read or written here.
 """
@@ -21,7 +21,7 @@ from manege.runtime.worker.cell_run import CellRun
 
 @dataclass
 class Hosted:
-    """A cell that lives here."""
+    """A cell of this worker."""
 
     run: CellRun
     share_s: float | None
@@ -31,23 +31,23 @@ class Hosted:
     frozen: bool
     slot: CentreSlot | None = None
     steps: Iterator[Step] | None = None
-    """The round under way."""
+    """The steps of the round under way."""
     steps_here: int = 0
     began: float = 0.0
     busy_s: float = 0.0
-    """That the round under way has taken, waiting not counted."""
+    """Seconds that the round under way has taken, waiting not counted."""
     over: bool = False
-    """Its time is up: it waits for its end."""
+    """Whether its time is up, so that it waits for its end."""
     leaving: bool = False
-    """Another host will have it after its round."""
+    """Whether another worker will have it after its round."""
 
     @property
     def round_(self) -> int:
-        """Rounds done."""
+        """How many rounds are done."""
         return self.run.state.round_
 
     def open_slot(self) -> int:
-        """Make a slot that shows the cell's last two centres to other hosts; its open file."""
+        """Make a slot that shows the cell's last two centres to other workers; return its file."""
         centres = self.run.state.centres()
         self.slot = CentreSlot.create(lengths_of(_arrays(centres[-1])))
         for centre in centres:
@@ -55,14 +55,14 @@ class Hosted:
         return self.slot.fileno()
 
     def show_centre(self) -> None:
-        """Show the round's; nobody reads the one it replaces: see `Centres.are_there_for`."""
+        """Write the round's centre to the slot; nobody reads the replaced one (`are_there_for`)."""
         if self.slot is not None:
             self.slot.write(self.round_, _arrays(self.run.state.centres()[-1]))
 
 
 @dataclass
 class Elsewhere:
-    """A cell that another host has."""
+    """A cell that another worker has."""
 
     slot: CentreSlot | None = None
     round_: int = -1
@@ -70,21 +70,21 @@ class Elsewhere:
 
 
 class Centres:
-    """Who has shown which, and what a round takes from them."""
+    """Knows which cells have shown which centres, and hands each round those it needs."""
 
     def __init__(self, method: Method[Any], here: Mapping[str, Hosted]) -> None:
-        """Nobody has shown anything.
+        """Begin without any centre.
 
         Args:
-            method: says who hears whom.
-            here: this host's cells; it changes.
+            method: says which cells are neighbours.
+            here: this worker's cells; it changes.
         """
         self.elsewhere: dict[str, Elsewhere] = {}
         self._method = method
         self._here = here
 
     def look_at(self, cell: str, file: int) -> None:
-        """The cell shows its centres in this file."""
+        """Read a cell's centres from this file from now on."""
         known = self.known(cell)
         if known.slot is not None:
             known.slot.close()  # A round that reads it may still do so.
@@ -96,11 +96,11 @@ class Centres:
         os.close(file)
 
     def known(self, cell: str) -> Elsewhere:
-        """What is known of a cell that another host has."""
+        """Return what is known of a cell that another worker has."""
         return self.elsewhere.setdefault(cell, Elsewhere())
 
     def are_there_for(self, hosted: Hosted) -> bool:
-        """Whether the cell's neighbours have shown what its next round needs."""
+        """Return whether the cell's neighbours have shown what its next round needs."""
         neighbours = self._method.neighbours(hosted.run.cell, hosted.round_ + 1)
         if not self._method.synchronous():
             return all(self._has_shown(cell, 0) for cell in neighbours)
@@ -111,7 +111,7 @@ class Centres:
         return all(self._has_shown(cell, hosted.round_) for cell in neighbours)
 
     def inbox(self, hosted: Hosted) -> dict[str, Centre]:
-        """The neighbours' centres of the round before; of a frozen one the last there is."""
+        """Return the neighbours' centres of the round before; of a frozen one its last."""
         round_ = hosted.round_
         if not self._method.synchronous():
             return self._newest(hosted)
@@ -132,14 +132,14 @@ class Centres:
         return inbox
 
     def _has_shown(self, cell: str, round_: int) -> bool:
-        """Whether a cell has shown its centre of a round, or will show no other."""
+        """Return whether a cell has shown its centre of a round, or will show no other."""
         one = self._here.get(cell) or self.elsewhere.get(cell)
         if one is None or (isinstance(one, Elsewhere) and one.slot is None):
             return False  # Its slot came when nobody was here, and comes again.
         return one.frozen or one.round_ >= round_
 
     def _newest(self, hosted: Hosted) -> dict[str, Centre]:
-        """The neighbours' newest centres; copies, for they may be written over at any time."""
+        """Return copies of the neighbours' newest centres, which may be overwritten at any time."""
         inbox = {}
         for cell in self._method.neighbours(hosted.run.cell, hosted.round_ + 1):
             here = self._here.get(cell)
@@ -153,7 +153,7 @@ class Centres:
         return inbox
 
     def _shown(self, cell: str, round_: int) -> Centre | None:
-        """A centre that another host shows, in place; None when it is there no more."""
+        """Return a centre that another worker shows, in place; None if it is there no more."""
         known = self.elsewhere[cell]
         assert known.slot is not None
         wanted = min(round_, known.round_) if known.frozen else round_

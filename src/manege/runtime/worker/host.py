@@ -1,7 +1,7 @@
-"""A host: some cells of a run, stepped in turn, whoever carries its messages.
+"""The core of a worker: trains some cells in turn, whatever transport carries its messages.
 
-It computes, writes checkpoints aside and tells the coordinator, which decides. What it is told
-and what it tells is listed in `runtime/messages.py`.
+It computes, writes checkpoints aside and tells the coordinator, which decides. The messages to
+and from it are listed in `runtime/messages.py`.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from manege.runtime.worker.exchange import Centres, Hosted
 
 
 class Phases:
-    """Seconds of each phase of the round under way."""
+    """Seconds that each phase of the round under way has taken."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def timer(self, phase: str) -> Iterator[None]:
-        """Measure a phase."""
+        """Measure a phase while inside."""
         start = time.monotonic()
         yield
         self.add(phase, time.monotonic() - start)
 
     def add(self, phase: str, seconds: float) -> None:
-        """It took so long, or so much longer."""
+        """Add seconds to a phase."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
 
 class TrainingSetup(NamedTuple):
-    """A method ready to train, and what belongs to it; made once, before trainers are forked."""
+    """A method ready to train, and what belongs to it; made once, before workers are forked."""
 
     config: RunConfig
     method: Method[Any]
     phases: Phases
     space: str | None
-    """The name of the feature space it scores in."""
+    """The name of the feature space that the run is scored in."""
     check: Callable[[str, np.ndarray], str | None] = lambda cell, drawn: None
-    """Told what a cell's generator draws that cannot draw yet: why the space is blind, or None."""
+    """Returns why the space is blind, given what a cell's early generator drew; else None."""
 
 
 class Host:
-    """Some cells, and the messages about them."""
+    """The cells of one worker, and its answers to messages about them."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class Host:
         listen: Callable[[], None],
         tell_every_s: float,
     ) -> None:
-        """Nobody lives here yet.
+        """Begin without any cell.
 
         Args:
             bound: the method.
             rundir: read, and written to aside.
             send: carries a message, with open files, to the coordinator.
-            mark: part of the names of files written aside, no other host's.
+            mark: part of the names of files written aside, which no other worker has.
             listen: waits for a message, and gives it to `handle`.
-            tell_every_s: how often to tell of a step, at most.
+            tell_every_s: the least time between two messages about steps.
         """
         self.done = False
         """Whether it was told to quit."""
@@ -82,7 +82,7 @@ class Host:
         """The cell in training."""
         self.stepped_at = time.monotonic()
         self.longest_s = 0.0
-        """Between two steps."""
+        """The longest time between two steps."""
         self._config, self._method, self._phases, self._space, self._check = bound
         self._rundir = rundir
         self._send = send
@@ -102,7 +102,7 @@ class Host:
     # What it is told.
 
     def handle(self, message: Any, files: tuple[int, ...] = ()) -> None:
-        """Do what a message says."""
+        """Carry out a message."""
         match message:
             case messages.RunUntil(cell) | messages.Finish(cell) | messages.Release(cell) if (
                 cell not in self._here
@@ -151,11 +151,11 @@ class Host:
         return self._paused_at is not None
 
     def _event(self, event: str, **fields: Any) -> None:
-        """Have a line written into events.jsonl."""
+        """Have an event appended to events.jsonl."""
         self._tell(messages.Emitted(event, fields))
 
     def _tell(self, message: Any, *files: int) -> None:
-        """Give the coordinator a message."""
+        """Send the coordinator a message."""
         self._send(message, files)
 
     def _take_up(self, message: messages.TakeCell) -> None:
@@ -203,7 +203,7 @@ class Host:
         self._tell(messages.CellFinished(run.cell, run.state.round_, run.spent_s, reason))
 
     def _release(self, hosted: Hosted) -> None:
-        """Give a cell away, at the end of its round."""
+        """Commit a cell and let it go, once its round has ended."""
         run = hosted.run
         hosted.leaving = True
         if hosted.frozen or hosted.steps is not None:
@@ -251,7 +251,7 @@ class Host:
         self._tell(messages.CellsStopped(cells))
 
     def _go_on(self) -> None:
-        """End a pause; it counts as part of no round."""
+        """End a pause, which counts as part of no round."""
         if self._paused_at is None:
             return
         pause_s, self._paused_at = time.monotonic() - self._paused_at, None
@@ -261,7 +261,7 @@ class Host:
             self._idle_since += pause_s
 
     def _grant(self) -> None:
-        """Do what somebody who watches asked for."""
+        """Carry out what an observer asked for: checkpoints or sheets."""
         asked, self._asked = self._asked, []
         for hosted in list(self._here.values()) if asked else ():
             if hosted.frozen:
@@ -278,18 +278,18 @@ class Host:
     # What it does.
 
     def crashed(self, text: str, traceback: str) -> messages.Crashed:
-        """Return what to tell of an error: the cell in training, and where it stands."""
+        """Return the message about an error: the cell in training, and where it stands."""
         hosted = self._here.get(self.working or "")
         state = None if hosted is None else hosted.run.state
         round_, step = (0, 0) if state is None else (state.round_ + 1, state.step)
         return messages.Crashed(self.working, round_, step, text, traceback)
 
     def warn(self, text: str) -> None:
-        """Have the command say it, and the run remember it."""
+        """Emit a warning, which the command shows and the run remembers."""
         self._event("warning", message=text)
 
     def work(self) -> bool:
-        """One step of one cell; whether there was one to take."""
+        """Take one step of one cell; return whether there was one to take."""
         self._grant()
         if self.paused:
             self.working = None
@@ -314,7 +314,7 @@ class Host:
         return True
 
     def _next(self) -> Hosted | None:
-        """Whoever is behind and can go on."""
+        """Return the cell that has done the fewest rounds of those that can go on, if any can."""
         ready = [hosted for hosted in self._here.values() if self._is_ready(hosted)]
         return min(ready, key=lambda hosted: hosted.round_, default=None)
 
@@ -373,7 +373,7 @@ class Host:
         self._tell(messages.RoundDone(run.cell, hosted.round_, run.spent_s, seconds))
 
     def _end_round(self, hosted: Hosted, step: Step) -> None:
-        """Tell of a round that is done."""
+        """Emit the event of a round that is done, and draw its sheet if one is due."""
         run, seconds = hosted.run, self._phases.seconds
         train_s = seconds.get("train", 0.0)
         self._event(
@@ -398,7 +398,7 @@ class Host:
             self._draw_sheet(run)
 
     def _tell_trouble(self, run: CellRun, step: Step) -> None:
-        """Tell of a round that broke down, and give the cell up after too many attempts."""
+        """Emit that a round broke down; give the cell up after too many attempts."""
         attempts = self._config.training.attempts
         if attempts > 1:
             self._event(
@@ -423,7 +423,7 @@ class Host:
         self._tell(messages.Stepped(run.cell, step.round_, step.step, step.steps, fraction))
 
     def _commit_aside(self, cell: str, **commit: Any) -> None:
-        """Write a checkpoint aside and tell of it; only one at a time of a cell."""
+        """Write a checkpoint aside and announce it; wait until the cell's one before is adopted."""
         while cell in self._unadopted:
             self._listen()
         start = time.monotonic()
@@ -452,7 +452,7 @@ class Host:
         self._event("sheet", cell=run.cell, round=run.state.round_, file=file)
 
     def _look_early(self, run: CellRun, *, ended: bool = False) -> None:
-        """Keep what a generator drew that cannot draw yet, and tell if the scores do not see it."""
+        """Keep what an early generator drew, and emit if the scores do not see how poor it is."""
         early = run.draw_early(ended=ended)
         if early is None:
             return
@@ -468,7 +468,7 @@ class Host:
     # The end.
 
     def _combine(self) -> None:
-        """Let the method choose from the commits of all cells what draws; then write the model."""
+        """Have the method choose which cells' generators draw, then write the model."""
         cells = self._method.cells()
         choice = self._method.combine((cell, self._restored(cell)) for cell in cells)
         if choice is None:
@@ -487,7 +487,7 @@ class Host:
         return state
 
     def _write_model(self) -> None:
-        """The combined sampler of all cells that did not fail, and its sheet."""
+        """Write the combined sampler of all cells that did not fail, and its sheet."""
         model = sampler.of_run(self._rundir)
         sampler.save(model, self._rundir.path / "model", replace=True)
         rows = 8 * len(model.labels) if not model.unlabelled else 64

@@ -1,4 +1,4 @@
-"""What comes before training: the data opened, the configuration settled, the scorer made.
+"""Prepares a run before training: opens the data, settles the configuration, makes the scorer.
 
 Everything that may refuse a run happens here, before a cell is touched.
 """
@@ -59,7 +59,7 @@ _LARGEST_1X1 = 16
 
 _HELD_OUT_DIGEST = "held_out_sha256"
 _DIGESTS = {Split.TRAIN: "train_sha256", Split.HELD_OUT: _HELD_OUT_DIGEST}
-"""What the digests of a class's parts are called in data.json."""
+"""The names in data.json of the digests of a class's splits."""
 
 _REAL_SHEET = "samples/real.png"
 _COLUMNS = 8
@@ -69,20 +69,20 @@ CPU_VARIABLES = (
     *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"),
     *("OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES"),
 )
-"""Variables by which torch's and numpy's libraries are told which instructions to use.
+"""Variables that tell torch's and numpy's libraries which instructions to use.
 
 ATEN_CPU_CAPABILITY is not among them: `cpu_capability` says what came of it.
 """
 
 _BITS_REST_ON = ("manege", "torch", "numpy", "machine", "cpu", "cpu_capability", "cpu_settings")
-"""What of environment.json must be the same for a run to end in the same bits."""
+"""The keys of environment.json that must be the same for a run to end in the same bits."""
 
 Digests = dict[str, dict[Split, str]]
-"""SHA-256 of each class's pictures, of the parts that a run looks at."""
+"""SHA-256 of each class's pictures, of the splits that a run looks at."""
 
 
 class OpenedRun(NamedTuple):
-    """A run that can begin."""
+    """A prepared run: its directory, configuration and dataset."""
 
     rundir: RunDir
     config: RunConfig
@@ -109,7 +109,7 @@ def prepare_new(
     observer: Observer,
     on_pixels: RunConfig | None = None,
 ) -> OpenedRun:
-    """A new run's directory, with all that it needs to begin.
+    """Make a new run's directory, with all that it needs to begin.
 
     `on_pixels` is what to train instead where critics cannot see features, or should not.
     """
@@ -150,7 +150,7 @@ def prepare_new(
 
 
 def _fitting(config: RunConfig, on_pixels: RunConfig | None) -> tuple[RunConfig, str | None]:
-    """Return the configuration, or the one on pixels and a line that says why: no weights."""
+    """Return the configuration; without weights, the one on pixels and a line that says so."""
     if not isinstance(config.critic, FeatureCritic):
         return config, None
     try:
@@ -175,7 +175,7 @@ def _check_folders(config: RunConfig, dataset: Dataset) -> None:
 
 
 def real_sheet(config: RunConfig, dataset: Dataset) -> bytes:
-    """Training pictures laid out as samples/model.png will be, to be looked at beside it."""
+    """Return a sheet of training pictures, laid out as samples/model.png to be compared with it."""
     if dataset.channels == 2 or not method_of(config).draws_labels(config):
         some = set_of(dataset, Split.TRAIN, limit=_REAL_POINTS if dataset.channels == 2 else 64)
         order = stream(config.seed, cell="", purpose="real sheet").permutation(len(some))
@@ -190,7 +190,7 @@ def real_sheet(config: RunConfig, dataset: Dataset) -> bytes:
 
 
 def _first(dataset: Dataset, label: str) -> np.ndarray:
-    """A row of training pictures; a class with fewer shows them again."""
+    """Return a row of training pictures; a class with fewer shows them again."""
     found = dataset.pictures(label, Split.TRAIN)
     return np.asarray(found[np.arange(_COLUMNS) % len(found)])
 
@@ -203,15 +203,15 @@ def prepare_resume(
     observer: Observer,
     workers: int = 1,
 ) -> OpenedRun:
-    """A run that is there already, with a new length if one is given.
+    """Open a run that is there already, with a new length if one is given.
 
     The configuration is the one to go on with; whoever starts the run writes it down.
 
     Args:
-        path: of the run.
+        path: the run's directory.
         rounds: a new total.
         budget_s: a new total of time.
-        observer: sees how far it is.
+        observer: sees the progress.
         workers: how many there may be at the same time, each of which has the time.
     """
     rundir = RunDir.open(path)
@@ -234,7 +234,7 @@ def prepare_resume(
 
 
 def _warn_of_other_bits(rundir: RunDir, observer: Observer) -> None:
-    """Say in a line what the bits rest on that is not as it was when the run began."""
+    """Warn in a line of what has changed since the run began and may change its bits."""
     began, here = rundir.environment(), environment()
     # A run from before a fact was written down says nothing about it.
     others = [key for key in _BITS_REST_ON if began.get(key, here[key]) != here[key]]
@@ -247,7 +247,7 @@ def _warn_of_other_bits(rundir: RunDir, observer: Observer) -> None:
 
 
 def _check_length(rundir: RunDir, before: RunConfig, config: RunConfig, workers: int) -> None:
-    """Raise ConfigError when the run has had more rounds, or more time, than it is to have."""
+    """Raise ConfigError if the run has had more rounds or more time than it is to have."""
     # By the commits: the status of a run that was killed lags behind them.
     had = {
         cell: (found.round_, float(found.meta["spent_s"]))
@@ -277,7 +277,7 @@ def _check_length(rundir: RunDir, before: RunConfig, config: RunConfig, workers:
 
 
 def _decode(config: RunConfig, dataset: Dataset, observer: Observer) -> Digests:
-    """What the run looks at; all of it is in the cache then.
+    """Decode all that the run looks at into the cache, and return its digests.
 
     So a broken picture is found before training. Held-out ones are left alone where no stability
     is measured.
@@ -298,7 +298,7 @@ def _decode(config: RunConfig, dataset: Dataset, observer: Observer) -> Digests:
 
 
 def _space_of(config: RunConfig, dataset: Dataset, observer: Observer) -> Space | None:
-    """The feature space training scores in, made now if it must be; None when it keeps no score."""
+    """Return the feature space that scores the run, made if needed; None if it keeps no score."""
     if not config.scored:
         return None
 
@@ -324,7 +324,7 @@ def _space_of(config: RunConfig, dataset: Dataset, observer: Observer) -> Space 
 def _prepare_scorer(
     rundir: RunDir, config: RunConfig, dataset: Dataset, observer: Observer
 ) -> None:
-    """See to it that the run has its scorer, and that it is the one it was scored with so far."""
+    """Make the run's scorer if it is lost; refuse another than the run was scored with so far."""
     folder = below(rundir.path, "scorer")
     if not config.scored:
         return
@@ -341,7 +341,7 @@ def _prepare_scorer(
 
 
 def environment() -> dict[str, Any]:
-    """What the run was made with."""
+    """Return the versions, system and processor that a run is made with."""
     import torch
 
     settings = [f"{name}={os.environ[name]}" for name in CPU_VARIABLES if name in os.environ]
@@ -359,7 +359,7 @@ def environment() -> dict[str, Any]:
 
 
 def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
-    """The configuration with what the data decided: size, channels, where a path lies."""
+    """Return the configuration with what the data decided: size, channels, flips, the full path."""
     source = config.data.source
     if source not in KNOWN:
         source = str(user_path(source).resolve())  # Resume may start elsewhere.
@@ -376,7 +376,7 @@ def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
 
 
 def _data_record(dataset: Dataset, digests: Digests) -> dict[str, Any]:
-    """What data.json holds: enough to know the pictures again, and to build the model without."""
+    """Return the content of data.json: enough to recognise the pictures and to build the model."""
     split = dataset.split_record()
     for label, entry in split["classes"].items():
         entry |= {_DIGESTS[part]: digest for part, digest in digests[label].items()}

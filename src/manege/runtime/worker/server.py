@@ -1,10 +1,10 @@
-"""The trainer server: torch, the data and the method loaded once, trainers forked from it.
+"""The worker server: loads torch, the data and the method once, and forks workers from itself.
 
     python -m manege.runtime.boot manege.runtime.worker.server channel|listen DESCRIPTOR NAMES
 
-Started by the local runtime with one end of a channel, by an agent with a socket on which it and
-the other agents of its machine call. A fork takes tens of milliseconds where a new interpreter
-takes seconds, and all trainers of a machine share the pages of what was loaded before it.
+Started by the local runtime with one end of a channel, or by an agent with a socket to which it
+and the other agents of its machine connect. A fork takes tens of milliseconds where a new
+interpreter takes seconds, and all workers of a machine share the pages of what was loaded before.
 
 It stays on one thread: a child of a process that has run operations on two threads hangs in its
 first one. What needs more (a feature network's training) happens in a child of its own. Nor does it
@@ -69,13 +69,13 @@ CRASHED = 70
 _PR_SET_PDEATHSIG = 1
 _FLUSH_S = 5.0
 _CALLED_S = 5.0
-"""A server that nobody calls within that time ends."""
+"""Seconds after which a server ends to which nobody has connected."""
 _CREDENTIALS = struct.Struct("iii")
-"""Process, user and group of who calls."""
+"""The process, user and group of a process that connects."""
 
 
 def main() -> None:
-    """Serve until nobody is left who wants it."""
+    """Serve until no owner is left."""
     torch.set_num_threads(1)
     way, descriptor, names = sys.argv[1:]
     with fields_named(FieldNames(*json.loads(names))):
@@ -95,29 +95,29 @@ def _serve(way: str, descriptor: int) -> None:
 
 
 class _Child(NamedTuple):
-    """A trainer."""
+    """A forked worker."""
 
     host: int
     pid: int
     owner: Channel
-    """Of who asked for it, and is told of its end."""
+    """The channel to the owner that asked for it, and is told of its end."""
 
 
 class _Server:
     def __init__(self, owners: list[Channel], called_on: socket.socket | None = None) -> None:
         self._owners = owners
-        """Those who tell it what to do."""
+        """The channels to those that tell it what to do."""
         self._called_on = called_on
-        """Where others become owners."""
+        """The socket on which others connect to become owners."""
         self._channel: Channel
-        """Of the owner whose message is being obeyed."""
+        """The channel to the owner whose message is being handled."""
         self._bound: TrainingSetup | None = None
         self._bound_to: Load | None = None
         self._gpus = 0
-        """That its trainers may use."""
+        """How many GPUs its workers may use."""
         self._rundir: RunDir | None = None
         self._children: dict[int, _Child] = {}
-        """Trainers by their pidfd."""
+        """The forked workers by their pidfd."""
 
     def serve(self) -> None:
         if self._called_on is not None:
@@ -147,7 +147,7 @@ class _Server:
             yield self._called_on.fileno()
 
     def _answer_calls(self) -> None:
-        """Whoever knows the socket's name, and is the same user, becomes an owner."""
+        """Make owners of those of the same user that have connected."""
         if self._called_on is None:
             return
         with suppress(BlockingIOError):
@@ -183,7 +183,7 @@ class _Server:
                 raise ValueError(f"nobody asks a worker server for {other!r}")
 
     def _answer(self, work: Callable[[], Prepared | Loaded]) -> None:
-        """Send what comes of it, or why nothing does."""
+        """Send the result of the work, or why there is none."""
         answer: Prepared | Loaded | Refused
         try:
             answer = work()
@@ -223,7 +223,7 @@ class _Server:
         return Prepared(opened.rundir.path, opened.config)
 
     def _bind(self, message: Load) -> Loaded:
-        """Load what all workers have in common; once, whoever else asks for the same."""
+        """Load what all workers have in common, once for all owners that ask for the same."""
         if self._bound is None or self._bound_to != message:
             self._load(message)
         assert self._bound is not None
@@ -266,7 +266,7 @@ class _Server:
         self._send(messages.Forked(number, pid))
 
     def _let_go(self) -> None:
-        """In a trainer: what is the server's alone."""
+        """Close, in a forked worker, what only the server uses."""
         for owner in self._owners:
             owner.close()
         for pidfd in self._children:
@@ -284,7 +284,7 @@ class _Server:
 
 
 class _Asker(Observer):
-    """Whoever asked for a run, while it is being prepared."""
+    """The observer of a run being prepared: it sends what it sees to whoever asked for the run."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -299,7 +299,7 @@ class _Asker(Observer):
 
 
 def _seated(bound: TrainingSetup, seat: int, gpus: int) -> TrainingSetup:
-    """The method on the devices of a trainer's seat; what was loaded stays shared."""
+    """Return the method on the devices of a worker's seat; what was loaded stays shared."""
     name = bound.config.device
     on = device.place(name, seat, gpus)
     # Two devices go the way of a GPU even if both are the CPU, so that this way can be tested.
@@ -310,7 +310,7 @@ def _seated(bound: TrainingSetup, seat: int, gpus: int) -> TrainingSetup:
 
 
 def _train(bound: TrainingSetup, rundir: RunDir, number: int, channel: Channel) -> int:
-    """A trainer's life; its exit code."""
+    """Run a worker from its first message to its last; return its exit code."""
     failpoints.only_for(number)
     backlog: deque[tuple[Any, tuple[int, ...]]] = deque()
 
@@ -374,7 +374,7 @@ def _is_adopted(received: tuple[Any, tuple[int, ...]]) -> bool:
 
 
 def _beat(host: Host, channel: Channel) -> None:
-    """Tell that the process lives, and how long its step takes; end it when nobody listens."""
+    """Send signs of life, with the age of the step; end the process when nobody listens."""
     while True:
         working = host.working
         # Waiting is no step, however long it takes.
@@ -393,7 +393,7 @@ def _user_of(calling: socket.socket) -> int:
 
 
 def _die_with_parent() -> None:
-    """The kernel kills this process when its parent dies, however that happens."""
+    """Have the kernel kill this process when its parent dies, however that happens."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -401,7 +401,7 @@ def _die_with_parent() -> None:
 
 
 def _write_to(log: Path) -> None:
-    """What this process prints goes into the log: the screen is the command's."""
+    """Write what this process prints to the log, as the screen is the command's."""
     log.parent.mkdir(exist_ok=True)
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(file, 1)
@@ -414,6 +414,6 @@ def _how(code: int) -> str:
 
 
 def _resident() -> int:
-    """Bytes of memory of this process."""
+    """Return the bytes of memory that this process uses."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

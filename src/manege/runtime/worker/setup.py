@@ -1,4 +1,4 @@
-"""Which method a configuration means, with its scorer, and what there is to do."""
+"""Makes the method that a configuration means, with its scorer, and says what there is to do."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ from manege.runtime.worker.host import Phases, TrainingSetup
 from manege.topology import connected
 
 MOST_REFERENCES, MOST_SEEN_BY_LITE0 = 10_000, 2_000
-"""Training pictures that mixtures are compared with; fewer where each takes longer."""
+"""How many training pictures mixtures are compared with; the second where each takes longer."""
 
 FEWEST_CHECKED, MOST_CHECKED = 32, 128
-"""Real pictures of a cell that an early generator's are held against. By fewer nothing is told, and
-an evaluation, which looks at all cells together, tells it."""
+"""How many real pictures of a cell an early generator's are compared with. With fewer than the
+first nothing is said; an evaluation, which looks at all cells together, then says it.
+"""
 
 
 class RunScorers:
-    """What a run's method is scored by, made from its configuration when it asks."""
+    """The scorers of a run's method, made from its configuration when it asks."""
 
     def __init__(self, config: RunConfig, dataset: Dataset, space: Space | None) -> None:
         self._config, self._dataset, self._space = config, dataset, space
 
     def for_cells(self) -> ClassScorer | None:
-        """Return what scores one cell's pictures; None when the run keeps no score."""
+        """Return the scorer of one cell's pictures; None if the run keeps no score."""
         config = self._config
         if self._space is None or config.score.metric is ScoreMetric.NONE:
             return None
@@ -54,7 +55,7 @@ class RunScorers:
         return ClassScorer(config.score, self._space, self._dataset, parts)
 
     def for_mixtures(self) -> FrechetMixture | InceptionMixture:
-        """Return what scores mixtures of several cells' generators."""
+        """Return the scorer of mixtures of several cells' generators."""
         space = self._space
         assert space is not None
         assert self._config.cellular is not None
@@ -68,7 +69,7 @@ class RunScorers:
 def bind(
     config: RunConfig, dataset: Dataset, on: Devices, timer: Timer, space: Space | None
 ) -> Method[Any]:
-    """Return the method, ready to train; `space` is there when the run is scored at all."""
+    """Return the method, ready to train; `space` is given if the run is scored at all."""
     gauge = gauge_of(config, dataset, space)
     features = features_of(config, PictureShape(dataset.size, dataset.channels))
     scorers = RunScorers(config, dataset, space)
@@ -76,9 +77,9 @@ def bind(
 
 
 def features_of(config: RunConfig, shape: PictureShape) -> FrozenFeatures | None:
-    """Return what the run's critics see of pictures; None where they see pixels.
+    """Return what the run's critics see of pictures; None if they see pixels.
 
-    Raise ConfigError when the weights are not those that the run began with.
+    Raises ConfigError if the weights are not those that the run began with.
     """
     critic = config.critic
     if not isinstance(critic, FeatureCritic):
@@ -108,9 +109,9 @@ def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Device
 def early_check(
     config: RunConfig, dataset: Dataset, space: Space
 ) -> Callable[[str, np.ndarray], str | None]:
-    """Return what tells from an early generator's pictures whether the run's scores are blind.
+    """Return a function that tells whether the run's scores are blind to an early generator.
 
-    It is given a cell and the pictures, and returns why they are, or None.
+    It is given a cell and the generator's pictures, and returns why they are, or None.
     """
     parts = partition(config, dataset.labels)
 
@@ -148,14 +149,14 @@ def task_of(bound: TrainingSetup) -> Task:
 
 
 def check_scores(config: RunConfig, dataset: Dataset, space: Space) -> None:
-    """Raise ConfigError when the run could not be scored in this space."""
+    """Raise ConfigError if the run could not be scored in this space."""
     RunScorers(config, dataset, space).for_cells()
     if config.cellular is not None and config.cellular.mixture.metric == "is":
         InceptionMixture(space)  # The other mixtures' scorer looks at pictures, and takes long.
 
 
 def gauge_of(config: RunConfig, dataset: Dataset, space: Space | None) -> StabilityGauge | None:
-    """Return what measures collapse and cycling, in the space of the scores where there is one."""
+    """Return what measures collapse and cycling, in the space of the scores if there is one."""
     if config.stability.every_rounds is None:
         return None
     parts = partition(config, dataset.labels)
