@@ -143,7 +143,7 @@ class _Method:
     def __init__(self, on: Devices | None = None) -> None:
         self.on = on
 
-    def moved(self, on: Devices) -> _Method:
+    def to(self, on: Devices) -> _Method:
         return _Method(on)
 
 

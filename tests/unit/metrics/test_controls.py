@@ -166,6 +166,7 @@ def test_it_is_not_told_by_random_features_which_uniform_noise_does_not_show(run
     assert found.blind() == [told(name, tuple(control["blind"]))]
 
 
+@pytest.mark.full
 def test_what_was_found_before_is_told_in_the_words_of_who_asks(run: Path):
     """Fields and flags, whoever asked first: of what the run keeps and of what the cache does."""
 
