@@ -21,6 +21,7 @@ from manege.methods import Cellular
 from manege.rundir import RunDir
 from manege.sampler import of_run
 from tests.helpers.forker import Silent, state_of
+from tests.helpers.observers import StopAfterSteps
 
 CPU = torch.device("cpu")
 SMALL = (
@@ -117,22 +118,9 @@ def test_a_grid_s_budget_ends_it_with_whole_rounds(tmp_path):
         assert (found.round_, found.step) == (rounds, 0)
 
 
-class Stopper(Silent):
-    """Looks on, and asks for the end after so many steps."""
-
-    def __init__(self, after: int) -> None:
-        self._left = after
-
-    def step(self, cell: str, step: object, fraction: float) -> None:
-        self._left -= 1
-
-    def should_stop(self) -> str | None:
-        return "SIGTERM" if self._left == 0 else None
-
-
 def _stopped_after(steps: int, run, *args: Any, **more: Any):
     """A run that was stopped after so many steps, if it had them."""
-    stopper = Stopper(steps)
+    stopper = StopAfterSteps(steps)
     return run(*args, observer=stopper, **more)
 
 

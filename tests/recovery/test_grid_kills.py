@@ -18,6 +18,7 @@ from manege.rundir import COMMIT_POINTS, RunDir
 from manege.sampler import open_model
 from tests.helpers.command import run_here
 from tests.helpers.forker import Silent, config, state_of
+from tests.helpers.observers import StopAfterSteps
 
 from .test_kills import EVERY_ROUND, EVERY_STEP, all_well, run_plan
 
@@ -127,19 +128,6 @@ def test_the_command_killed_at_random_moments_ends_with_the_same_model(tmp_path)
 # Damage.
 
 
-class Stopper(Silent):
-    """Looks on, and asks for the end after so many steps."""
-
-    def __init__(self, after: int) -> None:
-        self._left = after
-
-    def step(self, cell: str, step: object, fraction: float) -> None:
-        self._left -= 1
-
-    def should_stop(self) -> str | None:
-        return "SIGTERM" if self._left == 0 else None
-
-
 # So that whoever meets another centre than it should becomes another one itself.
 TOUCHY = GRID | {"cellular.opponents": "neighbourhood", "cellular.replacement": "always"}
 
@@ -160,7 +148,7 @@ def test_a_damaged_newest_checkpoint_of_a_cell_never_changes_the_result(
     tmp_path, undisturbed, steps, cell, ahead
 ):
     """Or, where neighbours have gone on too far to take it along, the run is refused."""
-    path, stopper = tmp_path / "run", Stopper(steps)
+    path, stopper = tmp_path / "run", StopAfterSteps(steps)
     start_run(config(**TOUCHY), out=path, observer=stopper)
     rundir = RunDir.open(path)
     newest, older = rundir.commits(cell)

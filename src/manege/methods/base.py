@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any, Self
@@ -17,7 +18,7 @@ from manege.methods.shares import Shares
 from manege.models import FrozenFeatures, Generator
 
 
-class BaseMethod:
+class BaseMethod(ABC):
     """A method whose cells train pairs on shares of one dataset."""
 
     check_phase = "watch"
@@ -67,9 +68,9 @@ class BaseMethod:
         return cls(config, dataset, devices, timer, scorer, gauge, features)
 
     @staticmethod
+    @abstractmethod
     def chosen_scorer(scorers: Scorers) -> Any:
         """Return the scorer that the method needs."""
-        raise NotImplementedError
 
     def preload(self) -> None:
         """Load the pictures that several cells see, so that processes forked later share them."""
