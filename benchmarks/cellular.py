@@ -61,7 +61,7 @@ def measure(images: int, repeats: int) -> dict[str, float]:
     from manege.data import open_dataset
     from manege.methods import Cellular
     from manege.metrics import FrechetMixture, random_space
-    from manege.rundir import RunDir
+    from manege.runs import RunDir
 
     torch.set_num_threads(1)
     peaks = [matmul_gflops()]

@@ -36,7 +36,7 @@ from benchmarks.runtime import children, ended, grid_args, of, span, start
 from benchmarks.step import cpu
 
 from manege.profile import profile
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.runtime import launch, mpi
 from manege.runtime.slots import CentreSlot
 

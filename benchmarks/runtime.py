@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.step import cpu
 
 from manege.profile import profile
-from manege.rundir import RunDir
+from manege.runs import RunDir
 
 CLASSES = ("3", "8")
 COMMON = ("--sheet-every", "100000", "--checkpoint-every")

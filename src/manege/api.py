@@ -153,7 +153,7 @@ def export(run: str | Path, out: str | Path) -> Model:
         >>> run = manege.train("digits", rounds=2)
         >>> model = manege.export(run.path, "model")
     """
-    from manege.rundir import RunDir
+    from manege.runs import RunDir
     from manege.sampler import of_run, open_model
 
     path = _path("run", run)

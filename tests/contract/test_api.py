@@ -21,7 +21,7 @@ from manege.api import start_run
 from manege.config import resolve
 from manege.errors import ConfigError
 from manege.observer import Observer
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from tests.helpers.tiny import TINY
 
 SMALL = {**TINY, "data__classes": ["3"], "data__limit_per_class": 40}

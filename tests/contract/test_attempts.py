@@ -9,7 +9,7 @@ import torch
 from manege.api import start_run
 from manege.config import resolve
 from manege.methods import Independent
-from manege.rundir import RunDir
+from manege.runs import RunDir
 
 NAN = float("nan")
 BASE = ("networks.kind=mlp", "networks.hidden=8", "training.batch=50")

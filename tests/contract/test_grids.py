@@ -18,7 +18,7 @@ from manege.config import ALL, RunConfig, resolve
 from manege.data import open_dataset
 from manege.errors import CheckpointError
 from manege.methods import Cellular
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.sampler import of_run
 from tests.helpers.forker import Silent, state_of
 from tests.helpers.observers import StopAfterSteps

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from manege.failpoints import TRAINER, VARIABLE
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from tests.helpers.command import run_here
 from tests.helpers.forker import state_of
 from tests.helpers.libraries import library

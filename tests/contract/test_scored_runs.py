@@ -20,7 +20,7 @@ from manege.metrics import ClassScorer, Space, load_space, random_space, save_sp
 from manege.metrics.networks import FeatureNetwork, initialise_random
 from manege.metrics.spaces import digest_of
 from manege.models import PictureShape, build_generator, generate, named_tensors
-from manege.rundir import Checkpoint, RunDir
+from manege.runs import Checkpoint, RunDir
 from manege.sampler import of_run, run_config
 from tests.helpers.observers import StopWhen
 

@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from manege import __version__
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from tests.helpers.command import TINY, Done, run_here
 from tests.helpers.material import write_class
 

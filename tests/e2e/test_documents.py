@@ -15,7 +15,7 @@ import pytest
 
 from manege.api import continue_run, start_run
 from manege.config import resolve
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from tests.helpers.observers import StopWhen
 
 ROOT = Path(__file__).resolve().parents[2]

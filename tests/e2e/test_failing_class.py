@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.sampler import run_config
 from tests.helpers.command import run_here
 from tests.helpers.material import noise

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manege.rundir import RunDir, cell_folder
+from manege.runs import RunDir, cell_folder
 from tests.helpers.command import TINY, Done
 
 from .conftest import Command

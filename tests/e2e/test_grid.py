@@ -17,7 +17,7 @@ from manege.cell import GridState
 from manege.config import ALL
 from manege.methods import Cellular
 from manege.models import ALIGN
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from tests.helpers.command import Done, run_here
 
 from .conftest import Command

@@ -16,7 +16,7 @@ from PIL import Image
 from manege.api import start_run
 from manege.config import resolve
 from manege.pictures import read_text
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.sampler import run_config
 from tests.helpers.command import TINY, Done, run_here
 from tests.helpers.material import noise, write_class, write_colour, write_idx, write_logits

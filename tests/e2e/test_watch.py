@@ -18,7 +18,7 @@ import pytest
 from manege.api import start_run
 from manege.config import resolve
 from manege.observer import Observer
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from tests.helpers.command import TINY
 from tests.helpers.terminal import CONTROL, on_terminal
 
@@ -159,7 +159,7 @@ def test_a_run_is_watched_from_elsewhere_and_left_alone(trained, tmp_path):
     holder = subprocess.Popen(
         [
             *(sys.executable, "-c"),
-            "import sys, time; from pathlib import Path; from manege.rundir.lock import held\n"
+            "import sys, time; from pathlib import Path; from manege.runs.lock import held\n"
             "with held(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)",
             str(run / "lock"),
         ],

@@ -25,7 +25,7 @@ from manege import failpoints
 from manege.api import continue_run, start_run
 from manege.config import RunConfig, resolve
 from manege.observer import Observer
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.sampler import run_config
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from manege.rundir import RunDir, cell_folder
-from manege.rundir.tensors import pack, unpack
+from manege.runs import RunDir, cell_folder
+from manege.runs.tensors import pack, unpack
 
 DTYPES = ("float16", "float32", "float64", "int8", "int64", "uint8", "uint64", "bool")
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

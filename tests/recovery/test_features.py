@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from tests.helpers.command import run_here
 from tests.helpers.forker import state_of
 from tests.helpers.material import write_colour

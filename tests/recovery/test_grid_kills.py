@@ -14,7 +14,7 @@ import pytest
 
 from manege.api import continue_run, start_run
 from manege.errors import CheckpointError
-from manege.rundir import COMMIT_POINTS, RunDir
+from manege.runs import COMMIT_POINTS, RunDir
 from manege.sampler import open_model
 from tests.helpers.command import run_here
 from tests.helpers.forker import Silent, config, state_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from manege.rundir import COMMIT_POINTS
+from manege.runs import COMMIT_POINTS
 
 from .conftest import Forker
 

@@ -22,7 +22,7 @@ import pytest
 from manege.config import resolve
 from manege.errors import MachineError
 from manege.failpoints import TRAINER, VARIABLE
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.runtime.messages import NewRun
 from manege.runtime.policies import DEATHS_AT_ONE_STEP
 from manege.runtime.transports.local import Server

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from tests.helpers.command import run_here
 from tests.helpers.forker import state_of
 from tests.helpers.libraries import library

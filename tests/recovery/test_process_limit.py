@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from tests.helpers.command import Done, run_here
 from tests.helpers.forker import state_of
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from manege.rundir import COMMIT_POINTS
+from manege.runs import COMMIT_POINTS
 from tests.recovery.test_kills import EVERY_ROUND, EVERY_STEP, STEPS, all_well, run_plan
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from manege.failpoints import VARIABLE
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.sampler import run_config
 from tests.helpers.command import Done, run_here
 from tests.helpers.forker import state_of

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.sampler import open_model
 from tests.helpers.command import run_here, run_process
 from tests.helpers.forker import state_of

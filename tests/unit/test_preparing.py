@@ -15,7 +15,7 @@ from manege.data import Split, open_dataset
 from manege.data.folder import FolderSource
 from manege.errors import ConfigError
 from manege.observer import Observer
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.runtime.worker.preparing import CPU_VARIABLES, prepare_new, prepare_resume
 from manege.sampler import run_config
 

@@ -379,7 +379,7 @@ def _checkpoint_every(text: str | None) -> dict[str, Any]:
 def _show_profile(run: Any) -> None:
     """Where a grid's time went."""
     from manege.profile import profile
-    from manege.rundir import RunDir
+    from manege.runs import RunDir
 
     found = profile(RunDir.open(run.path).events())
     for line in found.lines() if found else ():

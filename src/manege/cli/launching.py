@@ -81,7 +81,7 @@ class Job(NamedTuple):
 @contextmanager
 def directory(config: RunConfig, out: Path | None) -> Iterator[Path]:
     """The run directory, known before the ranks make a run of it; an empty one does not stay."""
-    from manege.rundir import RunDir
+    from manege.runs import RunDir
 
     if out is not None:
         yield out

@@ -17,7 +17,7 @@ from manege import pictures
 from manege.errors import ConfigError
 from manege.files import below, blaming, write_atomic
 from manege.labels import namesakes
-from manege.rundir import cell_folder
+from manege.runs import cell_folder
 
 if TYPE_CHECKING:
     from manege.sampler import Model, Samples

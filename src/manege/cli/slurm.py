@@ -340,7 +340,7 @@ def _downloads(config: RunConfig) -> Path | None:
 
 
 def _check_free(run: Path) -> None:
-    from manege.rundir import RunDir
+    from manege.runs import RunDir
 
     RunDir.check_free(run)
 

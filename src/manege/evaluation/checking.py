@@ -20,7 +20,7 @@ from manege.evaluation.subject import SubjectPictures
 from manege.metrics import Space
 from manege.metrics.controls import EARLY_GENERATOR, FRESH_GENERATOR, MOST, RULE, check, told
 from manege.models import PictureShape, build_generator, generate, initialise
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.sampler import run_config
 
 _KIND = "controls"

@@ -18,7 +18,7 @@ from manege.evaluation import Evaluation, EvaluationOptions, evaluate
 from manege.metrics import Counting, Score
 from manege.report.records import Settled
 from manege.report.run import differences, read_run, stability_rows
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.sampler import open_model, run_config
 
 COLUMNS = 8

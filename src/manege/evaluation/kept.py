@@ -16,7 +16,7 @@ from manege.errors import CheckpointError
 from manege.files import below, read_capped
 from manege.metrics import Results, Score, Space, is_stored, kind_of, save_space
 from manege.metrics.controls import told
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.version import __version__
 
 FORMAT = 3

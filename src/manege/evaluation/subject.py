@@ -15,7 +15,7 @@ from manege.errors import ConfigError, DataError, field
 from manege.evaluation.options import EvaluationOptions
 from manege.files import user_path
 from manege.metrics import Counting
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.sampler import Model, Samples, open_model
 
 MOST, USUAL = 10_000, 1_000

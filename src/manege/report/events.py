@@ -1,6 +1,6 @@
 """Read events.jsonl for a report: every sound line, and a count of the others.
 
-The strict reader is `manege.rundir`'s; this one never fails over what a line holds, so that a run
+The strict reader is `manege.runs`'s; this one never fails over what a line holds, so that a run
 that was damaged, or is being written, can be looked at all the same.
 """
 

@@ -17,7 +17,7 @@ from manege.errors import ConfigError, ManegeError
 from manege.report.events import Tail
 from manege.report.history import INDICES, History
 from manege.report.records import Settled
-from manege.rundir import STATES, check_run, is_held
+from manege.runs import STATES, check_run, is_held
 from manege.yamltext import parse_yaml
 
 LIVE = "live.json"

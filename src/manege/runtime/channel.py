@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from manege.rundir.jsontext import finite, parse_object
+from manege.runs.jsontext import finite, parse_object
 
 CAP = 1 << 20
 """The most bytes that the JSON of a message may have."""

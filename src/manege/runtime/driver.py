@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from manege.config import RunConfig, to_yaml
 from manege.observer import Observers
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.runtime.coordinator import Coordinator, Outcome
 from manege.runtime.messages import Died, NewRun, OldRun, Order, Prepared, Said, Task
 from manege.runtime.run_writer import RunWriter

@@ -24,7 +24,7 @@ import numpy as np
 
 from manege import processes
 from manege.errors import ConfigError, MachineError, field
-from manege.rundir.jsontext import finite, parse_object
+from manege.runs.jsontext import finite, parse_object
 from manege.runtime.launch import Seat
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from manege.files import below, blaming, make_folder
-from manege.rundir import Commit, Pending, RunDir, cell_folder
+from manege.runs import Commit, Pending, RunDir, cell_folder
 from manege.runtime.ledger import Cell
 
 WRITE_S = 1e-3

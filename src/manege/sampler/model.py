@@ -28,7 +28,7 @@ from manege.cell.mixture import proportions
 from manege.config import ALL, stream
 from manege.errors import CheckpointError, ConfigError
 from manege.models import Generator, PictureShape, Spec, build_generator, fill, generate
-from manege.rundir import cell_folder
+from manege.runs import cell_folder
 from manege.version import __version__
 
 FORMATS = (1, 2)

@@ -20,7 +20,7 @@ from manege.errors import CheckpointError
 from manege.labels import LABEL, is_label, shown
 from manege.methods import ModelPart, method_of
 from manege.models import PictureShape, build_generator, named_tensors, with_label
-from manege.rundir import Checkpoint, RunDir
+from manege.runs import Checkpoint, RunDir
 from manege.sampler.model import Component, Model
 from manege.sampler.store import load
 

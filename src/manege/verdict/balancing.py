@@ -11,7 +11,7 @@ import numpy as np
 
 from manege.errors import ConfigError, field
 from manege.metrics.classifier import examples
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.sampler import Model, Samples, open_model, require_memory, run_config, run_data
 from manege.verdict.case import VerdictOptions, open_case, require_classes
 from manege.verdict.gate import Drawn, bounds_of, draw, gate_of, train_looker

@@ -17,7 +17,7 @@ from manege.config import DataConfig, RunConfig
 from manege.data import KNOWN, Dataset, Split, open_dataset
 from manege.errors import ConfigError, DataError, field
 from manege.files import user_path
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.sampler import Model, open_model, run_config, run_data
 
 EVEN = 0.9

@@ -26,7 +26,7 @@ from manege.metrics.networks import FeatureNetwork, bare
 from manege.metrics.spaces import weights_of
 from manege.models import fill
 from manege.report.run import check_trial
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.verdict.arms import Arm
 
 FOLDER = "verdict"

@@ -14,7 +14,7 @@ from typing import Any
 
 from manege.report.events import Tail
 from manege.report.run import RunRecord
-from manege.rundir import check_run
+from manege.runs import check_run
 from manege.view.lines import Lines
 from manege.view.page import Line, compose, text_of
 from manege.view.scene import Now, Scene, read_live

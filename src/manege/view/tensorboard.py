@@ -15,7 +15,7 @@ from manege.errors import MachineError, field
 from manege.files import below
 from manege.observer import Observer
 from manege.report.history import INDICES
-from manege.rundir import cell_folder
+from manege.runs import cell_folder
 
 FOLDER = "tensorboard"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from manege.metrics.copies import CopyBound
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.verdict.arms import Arm, PicturePool, pool_of
 from manege.verdict.case import TrialData
 from manege.verdict.copying import ClassCopies, Copies

@@ -9,7 +9,7 @@ from typing import Any
 
 from manege.errors import CheckpointError
 from manege.profile import profile
-from manege.rundir import RunDir
+from manege.runs import RunDir
 
 
 @dataclass(frozen=True)

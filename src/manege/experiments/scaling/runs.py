@@ -30,7 +30,7 @@ from manege.experiments.scaling.reading import read_times
 from manege.experiments.scaling.traffic import Traffic
 from manege.experiments.scaling.usage import Usage
 from manege.files import make_folder, read_capped, write_atomic
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.runtime.slots import Lengths, lengths_of
 
 _SPARING = 20

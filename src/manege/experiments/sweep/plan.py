@@ -20,7 +20,7 @@ from pydantic import (
 from manege.config import Label, MethodName, RunConfig, Seconds, resolve
 from manege.errors import ConfigError
 from manege.labels import printable
-from manege.rundir import cell_folder
+from manege.runs import cell_folder
 from manege.yamltext import load_yaml
 
 RECIPE_NAME = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}"

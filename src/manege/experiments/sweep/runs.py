@@ -15,7 +15,7 @@ from manege.errors import EXIT_FAILED_CELL, EXIT_FINE, EXIT_STOPPED, ManegeError
 from manege.experiments.children import Child, Children, ExperimentProgress
 from manege.experiments.sweep.plan import SweepRun
 from manege.files import below, make_folder, write_atomic
-from manege.rundir import RunDir
+from manege.runs import RunDir
 
 
 def run_all(

@@ -27,7 +27,7 @@ from manege.metrics import Counting
 from manege.report.charts import WIDE, Curve, Whisker, curves, whiskers
 from manege.report.drawing import SERIES, png_of
 from manege.report.series import Quantiles
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.sampler import Model, open_model
 
 METRICS = ("kid", "fd", "prdc", "labels")

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from manege import device
 from manege.observer import Observer
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.runtime.driver import Deliver
 from manege.runtime.messages import (
     Adopted,

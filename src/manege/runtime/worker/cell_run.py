@@ -13,7 +13,7 @@ from manege.cell import Judgement
 from manege.config import RunConfig
 from manege.errors import CheckpointError
 from manege.methods import Method, State, Step
-from manege.rundir import RunDir, cell_folder
+from manege.runs import RunDir, cell_folder
 
 EARLY_STEPS = 200
 """Up to so many steps a generator cannot draw yet: a score that praises it is blind."""

@@ -17,7 +17,7 @@ from manege import pictures, sampler
 from manege.config import RunConfig
 from manege.failpoints import failpoint
 from manege.methods import Method, State, Step
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.runtime import messages
 from manege.runtime.worker.cell_run import CellFailed, CellRun
 from manege.runtime.worker.exchange import Centres, Hosted

@@ -46,7 +46,7 @@ from manege.metrics import (
 from manege.models import PictureShape
 from manege.observer import Observer
 from manege.progress import duration
-from manege.rundir import RunDir, cell_folder
+from manege.runs import RunDir, cell_folder
 from manege.runtime.messages import NewRun, OldRun
 from manege.runtime.worker.cell_run import check_scorer
 from manege.runtime.worker.setup import check_scores

@@ -44,7 +44,7 @@ from manege.errors import (
     fields_named,
 )
 from manege.observer import Observer
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.runtime import messages
 from manege.runtime.channel import Channel, Garbled, Gone
 from manege.runtime.messages import (

@@ -26,7 +26,7 @@ from manege.metrics import (
 from manege.metrics.controls import EARLY_GENERATOR, told
 from manege.metrics.controls import check as check_space
 from manege.models import FrozenFeatures, PictureShape
-from manege.rundir import RunDir
+from manege.runs import RunDir
 from manege.runtime.messages import Task
 from manege.runtime.worker.host import Phases, TrainingSetup
 from manege.topology import connected

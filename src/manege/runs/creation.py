@@ -12,7 +12,7 @@ from pathlib import Path
 
 from manege.errors import CheckpointError, field
 from manege.files import blaming, make_folder, write_atomic
-from manege.rundir.names import make_numbered
+from manege.runs.names import make_numbered
 
 FOLDERS = ("checkpoints", "samples", "logs")
 

@@ -28,7 +28,7 @@ from manege.files import (
     sync_folder,
     write_aside,
 )
-from manege.rundir.manifest import (
+from manege.runs.manifest import (
     CURRENT,
     PREVIOUS,
     Commit,
@@ -40,7 +40,7 @@ from manege.rundir.manifest import (
     read_manifest,
     read_manifests,
 )
-from manege.rundir.tensors import Array, pack, unpack
+from manege.runs.tensors import Array, pack, unpack
 
 _SUFFIX = ".safetensors"
 _READ_ATTEMPTS = 10

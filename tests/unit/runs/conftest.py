@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from manege import failpoints
-from manege.rundir import RunDir
+from manege.runs import RunDir
 
 IDENTITY = "run-a"
 
@@ -143,7 +143,7 @@ def killed_at(
 def holder(run: RunDir) -> Iterator[subprocess.Popen[str]]:
     """A process that runs the run until it is killed."""
     program = (
-        "import sys, time\nfrom pathlib import Path\nfrom manege.rundir import RunDir\n"
+        "import sys, time\nfrom pathlib import Path\nfrom manege.runs import RunDir\n"
         "with RunDir.open(Path(sys.argv[1])).start() as run:\n"
         "    run.append('started')\n    print('held', flush=True)\n    time.sleep(60)\n"
     )

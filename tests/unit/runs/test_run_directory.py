@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import manege.rundir
+import manege.runs
 from manege import failpoints, files
 from manege.errors import CheckpointError, ConfigError, MachineError
 from manege.files import write_atomic
-from manege.rundir import RunDir, cell_folder, events, lock
+from manege.runs import RunDir, cell_folder, events, lock
 
 INITIAL = {"name": "mnist", "config": "seed: 1\n", "command": "manege train"}
 INITIAL |= {"environment": {}, "data": {}}
@@ -82,14 +82,14 @@ def test_processes_given_the_same_folder_make_one_run(tmp_path, fork):
 
 def test_a_number_finished_by_another_after_we_counted_is_not_taken_again(tmp_path, monkeypatch):
     (tmp_path / "0001-other").mkdir()
-    monkeypatch.setattr("manege.rundir.names._numbers", lambda parent: [])
+    monkeypatch.setattr("manege.runs.names._numbers", lambda parent: [])
     assert RunDir.create(None, parent=tmp_path, **INITIAL).path.name == "0002-mnist"
     assert {entry.name for entry in tmp_path.iterdir()} == {"0001-other", "0002-mnist"}
 
 
 def test_a_folder_taken_by_another_after_we_looked_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "lock").touch()
-    monkeypatch.setattr("manege.rundir.creation._given", lambda path: path)
+    monkeypatch.setattr("manege.runs.creation._given", lambda path: path)
     with pytest.raises(CheckpointError, match="already exists"):
         RunDir.create(tmp_path, **INITIAL)
     assert [entry.name for entry in tmp_path.iterdir()] == ["lock"]
@@ -137,7 +137,7 @@ def test_nothing_is_left_of_a_run_that_could_not_be_made(tmp_path, monkeypatch):
     def full(path, data):
         raise MachineError("full")
 
-    monkeypatch.setattr("manege.rundir.creation.write_atomic", full)
+    monkeypatch.setattr("manege.runs.creation.write_atomic", full)
     with pytest.raises(MachineError):
         RunDir.create(None, parent=tmp_path, **INITIAL)
     assert list(tmp_path.iterdir()) == []
@@ -242,7 +242,7 @@ def test_a_fork_that_unwinds_does_not_free_its_parents_lock(run, end_of):
 def test_a_trainer_that_outlives_its_killed_coordinator_does_not_keep_the_lock(run):
     program = (
         "import os, signal, subprocess, sys\nfrom pathlib import Path\n"
-        "from manege.rundir import RunDir\n"
+        "from manege.runs import RunDir\n"
         "with RunDir.open(Path(sys.argv[1])).start():\n"
         "    trainer = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
         "    print(trainer.pid, flush=True)\n"
@@ -433,7 +433,7 @@ def test_failpoints_do_nothing_unless_named_and_refuse_nonsense(killed_at, monke
 
 def test_the_layer_loads_neither_torch_nor_the_configuration():
     program = (
-        "import sys, manege.rundir\n"
+        "import sys, manege.runs\n"
         "print([m for m in sys.modules if m == 'torch' or m.startswith('manege.config')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -441,4 +441,4 @@ def test_the_layer_loads_neither_torch_nor_the_configuration():
 
 
 def test_every_public_name_is_there():
-    assert all(hasattr(manege.rundir, name) for name in manege.rundir.__all__)
+    assert all(hasattr(manege.runs, name) for name in manege.runs.__all__)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from manege.errors import CheckpointError, MachineError
-from manege.rundir import COMMIT_POINTS, RunDir, checkpoints, tensors
+from manege.runs import COMMIT_POINTS, RunDir, checkpoints, tensors
 
 NEW_AFTER = ("commit:done", "commit:cleaned")
 MANIFESTS = {"manifest.json", "manifest.prev.json"}

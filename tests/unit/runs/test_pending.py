@@ -16,7 +16,7 @@ import pytest
 
 from manege.errors import CheckpointError, MachineError
 from manege.files import write_atomic
-from manege.rundir import COMMIT_POINTS, Commit, Pending, RunDir, checkpoints
+from manege.runs import COMMIT_POINTS, Commit, Pending, RunDir, checkpoints
 
 IDENTITY = "run-a"
 WRITERS = ("commit:before", "commit:written")

@@ -15,7 +15,7 @@ from typing import Any
 
 from manege.errors import CheckpointError
 from manege.files import blaming, machine_error
-from manege.rundir.jsontext import parse_object
+from manege.runs.jsontext import parse_object
 
 _BLOCK = 1 << 16
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from manege.errors import CheckpointError
 from manege.files import machine_error, read_capped
-from manege.rundir.jsontext import canonical, parse_object, readable
+from manege.runs.jsontext import canonical, parse_object, readable
 
 CURRENT = "manifest.json"
 PREVIOUS = "manifest.prev.json"

@@ -10,9 +10,9 @@ import shutil
 import pytest
 
 from manege.errors import CheckpointError
-from manege.rundir import RunDir
-from manege.rundir.jsontext import readable
-from manege.rundir.manifest import _digest
+from manege.runs import RunDir
+from manege.runs.jsontext import readable
+from manege.runs.manifest import _digest
 
 BITS = (0xFF, 1, 2, 4, 8, 16, 32, 64, 128)
 

@@ -26,12 +26,12 @@ from manege.files import (
     write_aside,
     write_atomic,
 )
-from manege.rundir import checkpoints, creation, events, lock
-from manege.rundir.checkpoints import Checkpoint, Owner
-from manege.rundir.jsontext import finite, parse_object, readable
-from manege.rundir.manifest import Commit, Pending
-from manege.rundir.names import cell_folder
-from manege.rundir.tensors import Array
+from manege.runs import checkpoints, creation, events, lock
+from manege.runs.checkpoints import Checkpoint, Owner
+from manege.runs.jsontext import finite, parse_object, readable
+from manege.runs.manifest import Commit, Pending
+from manege.runs.names import cell_folder
+from manege.runs.tensors import Array
 
 STATES = ("running", "stopped", "finished", "failed")
 _CAP_BYTES = 1 << 24

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from manege.rundir.checkpoints import COMMIT_POINTS, Checkpoint
-from manege.rundir.creation import check_run
-from manege.rundir.lock import is_held
-from manege.rundir.manifest import Commit, Pending
-from manege.rundir.names import cell_folder
-from manege.rundir.run import STATES, RunDir
+from manege.runs.checkpoints import COMMIT_POINTS, Checkpoint
+from manege.runs.creation import check_run
+from manege.runs.lock import is_held
+from manege.runs.manifest import Commit, Pending
+from manege.runs.names import cell_folder
+from manege.runs.run import STATES, RunDir
 
 __all__ = [
     "COMMIT_POINTS",
