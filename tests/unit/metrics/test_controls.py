@@ -237,3 +237,17 @@ def test_a_short_run_keeps_what_it_drew_last_and_a_long_one_what_it_drew_early(t
     assert short["round"] == "1"
     # Four batches of forty a round.
     assert 1 < int(long["round"]) < 60
+
+
+@pytest.mark.full
+def test_digits_that_features_taught_to_draw_at_once_make_no_space_blind(tmp_path):
+    """A critic on features teaches these in a hundred steps: what they draw then is no control."""
+    more: dict[str, Any] = {"data__classes": ["0", "1", "8"], "stability__every_rounds": None}
+    run = manege.train("digits", out=tmp_path / "run", rounds=34, **more)
+    for label in more["data__classes"]:
+        # Twenty steps, of five or six a round.
+        kept = sheets.read_text(run.path / f"samples/{label}/early.png")
+        assert int(kept["round"]) in (4, 5)
+    found = manege.evaluate(run.path, samples=200, metrics=["kid"])
+    assert found.score("kid").marks == ()
+    assert found.blind() == []

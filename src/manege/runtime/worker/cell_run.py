@@ -15,8 +15,9 @@ from manege.errors import CheckpointError
 from manege.methods import Method, State, Step
 from manege.runs import RunDir, cell_folder
 
-EARLY_STEPS = 200
-"""Up to so many steps a generator cannot draw yet: a score that praises it is blind."""
+EARLY_STEPS = {"pixels": 200, "features": 20}
+"""Up to so many steps a generator cannot draw yet, by what its critic sees: a score that praises it
+is blind. Taught by features, one draws 8×8 digits after 100."""
 EARLY = "early.png"
 
 Emit = Callable[..., None]
@@ -176,7 +177,7 @@ class CellRun:
         None but after the round in which it has taken EARLY_STEPS, or where a shorter run ended.
         """
         steps, round_ = self._method.steps_in_round(self.cell), self.state.round_
-        last = -(-EARLY_STEPS // steps)
+        last = -(-EARLY_STEPS[self._config.critic.kind] // steps)
         if not (0 < round_ < last if ended else round_ == last):
             return None
         drawn = self._method.sheet(self.cell, self.state)
