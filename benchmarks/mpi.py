@@ -133,7 +133,7 @@ def by_ranks() -> float:
 
 def between_ranks() -> None:
     """One of two ranks."""
-    world = mpi.join(launch.seat(os.environ))
+    world = mpi.join(launch.rank_info(os.environ))
     centre = np.ones(FLOATS, np.float32).view(np.uint8)
     world.expect(centre.nbytes)
     other, taken = 1 - world.rank, []

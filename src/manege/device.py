@@ -40,20 +40,20 @@ def both(on: torch.device | Devices) -> Devices:
     return on if isinstance(on, Devices) else Devices(on, on)
 
 
-def place(name: str, seat: int, gpus: int) -> Devices:
+def place(name: str, local_index: int, gpus: int) -> Devices:
     """Return the devices of a worker's cells, among so many GPUs of its machine.
 
     Args:
         name: `auto | cpu | cuda | cuda:N`, or two of them joined by `+`: the generator's and the
             discriminator's. Auto is a GPU where there is one.
-        seat: the worker's number on its machine. Those without a number get the next GPUs that no
-            earlier seat has, and the first again when all are taken.
+        local_index: the worker's number on its machine. Those without a number get the next GPUs
+            that no earlier worker has, and the first again when all are taken.
         gpus: how many there are.
     """
     parts = ["cuda" if part == "auto" and gpus else part for part in name.split("+")]
     for part in parts:
         _check(name, part, gpus)
-    free = counted(seat * parts.count("cuda"))
+    free = counted(local_index * parts.count("cuda"))
     found = [_numbered(part, free, gpus) for part in parts]
     return Devices(found[0], found[-1])
 

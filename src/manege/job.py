@@ -89,13 +89,13 @@ def _wants_job(args: Sequence[str]) -> bool:
     named = [after for one, after in itertools.pairwise(args) if one == "--runtime"]
     named += [one.partition("=")[2] for one in args if one.startswith("--runtime=")]
     named = named[-1:] or [os.environ.get("MANEGE_RUNTIME", "")]
-    return named == ["mpi"] or launch.seat(os.environ) is not None
+    return named == ["mpi"] or launch.rank_info(os.environ) is not None
 
 
 def _join() -> World:
     from manege.runtime import mpi
 
-    return mpi.join(launch.seat(os.environ))
+    return mpi.join(launch.rank_info(os.environ))
 
 
 def _joined() -> World | None:
@@ -105,5 +105,5 @@ def _joined() -> World | None:
 
 
 def _rank() -> int:
-    seat = launch.seat(os.environ)
-    return 0 if seat is None else seat.rank
+    info = launch.rank_info(os.environ)
+    return 0 if info is None else info.rank

@@ -1,1 +1,1 @@
-"""What every runtime and every method promises of a run: letters in order, the same bits, verbs."""
+"""What every runtime and method promises of a run: messages in order, the same bits, verbs."""

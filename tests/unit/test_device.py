@@ -40,8 +40,8 @@ def test_keeping_memory_may_be_asked_for_at_any_time():
     assert torch.ones(3).sum() == 3
 
 
-def _placed(name: str, seat: int, gpus: int) -> str:
-    generator, discriminator = device.place(name, seat, gpus)
+def _placed(name: str, local_index: int, gpus: int) -> str:
+    generator, discriminator = device.place(name, local_index, gpus)
     return f"{generator} {discriminator}"
 
 
@@ -70,14 +70,16 @@ def _placed(name: str, seat: int, gpus: int) -> str:
         ("auto+cpu", 2, ["cuda:0 cpu", "cuda:1 cpu", "cuda:0 cpu"]),
     ],
 )
-def test_a_trainers_devices_follow_from_its_seat(name, gpus, expected):
-    assert [_placed(name, seat, gpus) for seat in range(len(expected))] == expected
+def test_a_trainers_devices_follow_from_its_local_index(name, gpus, expected):
+    assert [_placed(name, local_index, gpus) for local_index in range(len(expected))] == expected
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 5, 8])
 def test_gpus_are_shared_out_evenly(gpus):
     for name in ("cuda", "cuda+cuda"):
-        used = [one for seat in range(gpus) for one in set(device.place(name, seat, gpus))]
+        used = [
+            one for local_index in range(gpus) for one in set(device.place(name, local_index, gpus))
+        ]
         counts = {used.count(one) for one in used}
         assert len(set(used)) == gpus
         assert len(counts) == 1
@@ -165,5 +167,5 @@ def test_a_trainer_moves_its_method_unless_it_is_where_the_server_has_it(
     monkeypatch.setattr(torch.cuda, "set_device", lambda one: chosen.append(str(one)))
     config = SimpleNamespace(device=name)
     bound = server.TrainingSetup(config, _Method(), None, None)
-    assert server._seated(bound, 3, gpus).method.on == moved
+    assert server._on_own_devices(bound, 3, gpus).method.on == moved
     assert chosen == entered

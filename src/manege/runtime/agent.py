@@ -132,8 +132,10 @@ class _Agent:
             if isinstance(message, Loaded):
                 self._post(self._node(message))
                 assert self._bound_to is not None
-                seats = (self._world.local_rank, self._world.local_size)
-                self._workers_here = Workers(self._server, self._bound_to, Observer(), seats)
+                local_indices = (self._world.local_rank, self._world.local_size)
+                self._workers_here = Workers(
+                    self._server, self._bound_to, Observer(), local_indices
+                )
             else:
                 self._post(message)
 

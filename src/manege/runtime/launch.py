@@ -17,7 +17,7 @@ _RANKS = (
 )
 
 
-class Seat(NamedTuple):
+class RankInfo(NamedTuple):
     """A rank and the number of ranks, as the launcher says."""
 
     rank: int
@@ -26,11 +26,11 @@ class Seat(NamedTuple):
     """Whether the launcher is Open MPI's."""
 
 
-def seat(environ: Mapping[str, str]) -> Seat | None:
+def rank_info(environ: Mapping[str, str]) -> RankInfo | None:
     """Return this process's place among several; None if it is alone."""
     for rank, size in _RANKS:
         values = environ.get(rank, ""), environ.get(size, "")
         if all(value.isdecimal() for value in values):
-            found = Seat(int(values[0]), int(values[1]), rank.startswith("OMPI_"))
+            found = RankInfo(int(values[0]), int(values[1]), rank.startswith("OMPI_"))
             return found if found.size > 1 else None
     return None

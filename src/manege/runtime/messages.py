@@ -122,7 +122,7 @@ class ForkWorker:
     """Start a worker, which talks over the file that comes with this."""
 
     worker: int
-    seat: int
+    local_index: int
     """Its number among the workers of its machine: it decides which GPU it uses."""
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from manege import processes
 from manege.errors import ConfigError, MachineError, field
 from manege.runs.jsontext import finite, parse_object
-from manege.runtime.launch import Seat
+from manege.runtime.launch import RankInfo
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Message, Request, Status
@@ -42,7 +42,7 @@ _FINALIZE_S = 3.0
 _KEY_BYTES = 16
 
 
-class Letter(NamedTuple):
+class RankMessage(NamedTuple):
     """What another rank sent: an object, or bytes."""
 
     rank: int
@@ -114,14 +114,14 @@ class World:
         """Send a message, without waiting."""
         text = json.dumps(finite(message), separators=(",", ":"), allow_nan=False).encode("ascii")
         if len(text) > CAP:
-            raise ValueError(f"a letter of {len(text)} bytes; expected {CAP} at most")
+            raise ValueError(f"a message of {len(text)} bytes; expected {CAP} at most")
         self._send(rank, _JSON, np.frombuffer(text, np.uint8))
 
     def post_bytes(self, rank: int, buffer: np.ndarray) -> None:
         """Send a buffer, which may not change any more, without waiting."""
         self._send(rank, _BYTES, buffer)
 
-    def poll(self) -> Iterator[Letter]:
+    def poll(self) -> Iterator[RankMessage]:
         """Yield what has arrived, without waiting; each rank's messages in the order of posting.
 
         One by one, as a message may make the next one expected.
@@ -255,11 +255,11 @@ def _place(comm: Comm) -> tuple[int, int, int]:
     return int(first[0]), rank - coordinators, size - coordinators
 
 
-def _opened(rank: int, arrived: _Arriving) -> Letter:
+def _opened(rank: int, arrived: _Arriving) -> RankMessage:
     assert arrived.buffer is not None
     if arrived.tag == _JSON:
-        return Letter(rank, parse_object(arrived.buffer.tobytes()))
-    return Letter(rank, arrived.buffer)
+        return RankMessage(rank, parse_object(arrived.buffer.tobytes()))
+    return RankMessage(rank, arrived.buffer)
 
 
 def _finalize(code: int) -> None:
@@ -286,15 +286,15 @@ def _set_timer(seconds: float, code: int) -> None:
 _joined: World | None = None
 
 
-def join(seat: Seat | None) -> World:
+def join(info: RankInfo | None) -> World:
     """Return all ranks of the job that this process belongs to.
 
     Args:
-        seat: what the launcher said, if it is one we know.
+        info: what the launcher said, if it is one we know.
     """
     global _joined
     if _joined is None:
-        _joined = _join(seat)
+        _joined = _join(info)
     return _joined
 
 
@@ -303,7 +303,7 @@ def joined() -> World | None:
     return _joined
 
 
-def _join(seat: Seat | None) -> World:
+def _join(info: RankInfo | None) -> World:
     try:
         import mpi4py
 
@@ -315,15 +315,15 @@ def _join(seat: Seat | None) -> World:
             "mpi4py alone where the machine has an MPI of its own"
         ) from None
     library = _first_line(MPI.Get_library_version())
-    if seat is not None and seat.is_open_mpi and library.startswith(_NOT_OPEN_MPI):
-        raise _mismatch(seat, library)  # It would abort in its own words.
+    if info is not None and info.is_open_mpi and library.startswith(_NOT_OPEN_MPI):
+        raise _mismatch(info, library)  # It would abort in its own words.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # Of a mismatch, which we say below.
         MPI.Init_thread(MPI.THREAD_FUNNELED)
     comm = MPI.COMM_WORLD.Dup()
     if comm.Get_size() == 1:
-        if seat is not None:
-            raise _mismatch(seat, library)
+        if info is not None:
+            raise _mismatch(info, library)
         raise ConfigError(
             f"{field('runtime')} mpi: one rank only; a coordinator and at least one worker are "
             "needed: mpiexec -n 3 manege train …"
@@ -331,9 +331,9 @@ def _join(seat: Seat | None) -> World:
     return World(comm)
 
 
-def _mismatch(seat: Seat, library: str) -> ConfigError:
+def _mismatch(info: RankInfo, library: str) -> ConfigError:
     return ConfigError(
-        f"the launcher started {seat.size} ranks, but is not that of mpi4py's library ({library}), "
+        f"the launcher started {info.size} ranks, but is not that of mpi4py's library ({library}), "
         "so that each would be alone; use that library's mpiexec, or build mpi4py for the MPI at "
         "hand: pip install --no-binary mpi4py mpi4py"
     )

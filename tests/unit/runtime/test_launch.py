@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from manege.runtime.launch import Seat, seat
+from manege.runtime.launch import RankInfo, rank_info
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from manege.runtime.launch import Seat, seat
     ],
 )
 def test_launchers_say_which_rank_this_is(environ, is_open_mpi):
-    assert seat(environ) == Seat(1, 3, is_open_mpi)
+    assert rank_info(environ) == RankInfo(1, 3, is_open_mpi)
 
 
 @pytest.mark.parametrize(
@@ -26,5 +26,5 @@ def test_launchers_say_which_rank_this_is(environ, is_open_mpi):
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # A batch script, outside of any step.
     ],
 )
-def test_one_process_alone_has_no_seat(environ):
-    assert seat(environ) is None
+def test_one_process_alone_has_no_rank_info(environ):
+    assert rank_info(environ) is None

@@ -271,7 +271,7 @@ def _traffic_table(rows: Sequence[Row]) -> Table:
         "A rank for each cell on a torus, the runtime's own slots, packets and mirrors, the post "
         f"between ranks counted; centres of {rows[0]['centre_bytes']:,} bytes. The same for every "
         "cell and round; words with the coordinator are not in it. The last column is computed.",
-        ("grid", "cells", "letters a cell and round", "bytes a cell and round", "an all-gather's"),
+        ("grid", "cells", "messages a cell and round", "bytes a cell and round", "an all-gather's"),
         tuple(
             (
                 row["grid"],

@@ -150,7 +150,7 @@ class Workers:
         server: Server,
         prepared: Prepared,
         observer: Observer,
-        seats: Sequence[int] = (0, 1),
+        local_indices: Sequence[int] = (0, 1),
     ) -> None:
         """Begin without any worker.
 
@@ -158,12 +158,12 @@ class Workers:
             server: the worker server, with the run loaded; replaced when it dies.
             prepared: the run that it has loaded.
             observer: sees what another server says, should this one die.
-            seats: the first of ours among those of the machine's workers, and how far apart ours
-                are; a worker's seat says which GPU is its own.
+            local_indices: the first of ours among those of the machine's workers, and how far
+                apart ours are; a worker's index says which GPU is its own.
         """
-        self._seats = seats
+        self._local_indices = local_indices
         self._taken: dict[int, int] = {}
-        """Which of our seats each worker has."""
+        """Which of our indices each worker has."""
         self._server = server
         self._prepared = prepared
         self._observer = observer
@@ -178,12 +178,12 @@ class Workers:
         self._channels[worker] = ours
         self._selector.register(ours.fileno(), selectors.EVENT_READ, worker)
         self._taken[worker] = next(
-            seat for seat in itertools.count() if seat not in self._taken.values()
+            index for index in itertools.count() if index not in self._taken.values()
         )
-        first, apart = self._seats
-        seat = first + apart * self._taken[worker]
+        first, apart = self._local_indices
+        local_index = first + apart * self._taken[worker]
         with suppress(Gone):
-            self._server.channel.send(encode(ForkWorker(worker, seat)), [theirs.fileno()])
+            self._server.channel.send(encode(ForkWorker(worker, local_index)), [theirs.fileno()])
         theirs.close()
 
     def send(self, worker: int, message: Any, files: Sequence[int] = ()) -> None:

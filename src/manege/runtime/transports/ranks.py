@@ -34,7 +34,7 @@ from manege.runtime.messages import (
     decode,
     encode,
 )
-from manege.runtime.mpi import Letter, World
+from manege.runtime.mpi import RankMessage, World
 from manege.runtime.transports.local import answer
 
 _NAP_S = 0.002
@@ -116,7 +116,7 @@ class _Ranks:
         self._observer = observer
         self._signals = signals
         self._workers = workers
-        self._letters: deque[Letter] = deque()
+        self._received: deque[RankMessage] = deque()
         self._where: dict[int, int] = {}
         """The rank of every worker."""
         self._load = dict.fromkeys(range(1, world.size), 0)
@@ -176,11 +176,11 @@ class _Ranks:
         for rank in self._world.lost():
             self._mourn(rank, deliver)
         deadline = time.monotonic() + timeout_s
-        while not self._letters and time.monotonic() < deadline:
-            self._letters.extend(self._world.poll())
-            if not self._letters:
+        while not self._received and time.monotonic() < deadline:
+            self._received.extend(self._world.poll())
+            if not self._received:
                 time.sleep(_NAP_S)
-        while self._letters:
+        while self._received:
             match self._next():
                 case Said() | Died() as heard:
                     deliver(heard)
@@ -206,14 +206,14 @@ class _Ranks:
         """Return the next message before the run begins, in a list that is empty without one."""
         for rank in self._world.lost():
             raise MachineError(f"rank {rank} was lost while the run was being prepared; try again")
-        self._letters.extend(self._world.poll())
-        if not self._letters:
+        self._received.extend(self._world.poll())
+        if not self._received:
             time.sleep(_NAP_S)
             return []
         return [self._next()]
 
     def _next(self) -> Any:
-        rank, content = self._letters.popleft()
+        rank, content = self._received.popleft()
         self._heard_at[rank] = time.monotonic()
         assert not isinstance(content, np.ndarray), "nobody shows the coordinator a centre"
         message = decode(content)

@@ -8,7 +8,7 @@ interpreter takes seconds, and all workers of a machine share the pages of what 
 
 It stays on one thread: a child of a process that has run operations on two threads hangs in its
 first one. What needs more (a feature network's training) happens in a child of its own. Nor does it
-start CUDA, which its children could not use then: each takes the method to the devices of its seat.
+start CUDA, which its children could not use then: each takes the method to its own devices.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ class _Server:
             case Load():
                 failpoints.failpoint("server:bind")
                 self._answer(lambda: self._bind(message))
-            case ForkWorker(worker, seat):
-                self._fork(worker, seat, files[0])
+            case ForkWorker(worker, local_index):
+                self._fork(worker, local_index, files[0])
             case Kill(worker):
                 for child in self._children.values():
                     if child.host == worker:
@@ -241,7 +241,7 @@ class _Server:
         bound.method.preload()
         self._bound, self._rundir, self._bound_to = bound, rundir, message
 
-    def _fork(self, number: int, seat: int, file: int) -> None:
+    def _fork(self, number: int, local_index: int, file: int) -> None:
         assert self._bound is not None
         assert self._rundir is not None
         try:
@@ -256,7 +256,12 @@ class _Server:
                 _write_to(self._rundir.path / "logs" / "trainers.log")
                 self._let_go()
                 channel = Channel(socket.socket(fileno=file))
-                code = _train(_seated(self._bound, seat, self._gpus), self._rundir, number, channel)
+                code = _train(
+                    _on_own_devices(self._bound, local_index, self._gpus),
+                    self._rundir,
+                    number,
+                    channel,
+                )
             except BaseException:
                 traceback.print_exc()
                 code = CRASHED
@@ -298,10 +303,10 @@ class _Asker(Observer):
         self._channel.send(encode(messages.Count(done, total)))
 
 
-def _seated(bound: TrainingSetup, seat: int, gpus: int) -> TrainingSetup:
-    """Return the method on the devices of a worker's seat; what was loaded stays shared."""
+def _on_own_devices(bound: TrainingSetup, local_index: int, gpus: int) -> TrainingSetup:
+    """Return the method on a worker's own devices; what was loaded stays shared."""
     name = bound.config.device
-    on = device.place(name, seat, gpus)
+    on = device.place(name, local_index, gpus)
     # Two devices go the way of a GPU even if both are the CPU, so that this way can be tested.
     if on == device.CPU and "+" not in name:
         return bound

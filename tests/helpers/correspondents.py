@@ -1,7 +1,7 @@
-"""Two ends that write to each other, over a channel or over MPI; run by test_letters.py.
+"""Two ends that write to each other, over a channel or over MPI; run by test_messages.py.
 
-python -m tests.helpers.letters channel DESCRIPTOR 0|1
-mpiexec -n 2 python -m tests.helpers.letters mpi exchange|unexpected
+python -m tests.helpers.correspondents channel DESCRIPTOR 0|1
+mpiexec -n 2 python -m tests.helpers.correspondents mpi exchange|unexpected
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from manege.runtime import channel, launch, mpi
 from manege.runtime.channel import Channel
 from manege.runtime.slots import CentreSlot, stated_lengths
 
-LETTERS = 300
+CORRESPONDENTS = 300
 LARGEST = 5 << 20
 """Bytes of a centre of the papers' networks, roughly."""
 _END_S = 60.0
@@ -74,7 +74,7 @@ class RankEnd:
     cap = mpi.CAP
 
     def __init__(self) -> None:
-        self.world = mpi.join(launch.seat(os.environ))
+        self.world = mpi.join(launch.rank_info(os.environ))
         self.world.expect(4 * LARGEST)
 
     def send(self, message: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class RankEnd:
 def letters(seed: int) -> Iterator[dict[str, Any] | np.ndarray]:
     """What one end writes, known to the other: words of all lengths, now and then an array."""
     rng = np.random.default_rng(seed)
-    for number in range(LETTERS):
+    for number in range(CORRESPONDENTS):
         if number % 20 == 7:
             length = LARGEST // 4 if number % 40 == 7 else int(rng.integers(1, 1000))
             yield rng.random(length, dtype=np.float32)

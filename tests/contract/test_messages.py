@@ -11,13 +11,15 @@ import pytest
 
 from tests.helpers.libraries import Library, library
 
-LETTERS = (sys.executable, "-m", "tests.helpers.letters")
+CORRESPONDENTS = (sys.executable, "-m", "tests.helpers.correspondents")
 
 
 def test_over_a_channel():
     ends = socket.socketpair()
     both = [
-        subprocess.Popen([*LETTERS, "channel", str(end.fileno()), str(n)], pass_fds=[end.fileno()])
+        subprocess.Popen(
+            [*CORRESPONDENTS, "channel", str(end.fileno()), str(n)], pass_fds=[end.fileno()]
+        )
         for n, end in enumerate(ends)
     ]
     for end in ends:
@@ -41,7 +43,7 @@ def test_what_is_larger_than_expected_is_refused(name):
 
 def _ranks(chosen: Library, what: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [chosen.mpiexec, *chosen.options, "-n", "2", *LETTERS, "mpi", what],
+        [chosen.mpiexec, *chosen.options, "-n", "2", *CORRESPONDENTS, "mpi", what],
         env={**os.environ, **chosen.env},
         capture_output=True,
         text=True,
