@@ -84,7 +84,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rounds": 1000, "training": {"loss": "bce"}},
     ),
     "cellular-paper": (
-        "Lipizzaner on a 3x3 grid: Table I of the cellular paper and nothing more, one loss",
+        "Lipizzaner on a 3x3 grid: Table I of the cellular paper, one loss, no safety added",
         _TABLE_I,
     ),
     "cellular-mustangs": (
@@ -98,8 +98,8 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "cellular-reference": (
-        "the public Lipizzaner, its defects mended: LeakyReLU, learning rates that change with "
-        "each batch",
+        "after the public Lipizzaner, without its defects: LeakyReLU, learning rates that change "
+        "with each batch",
         {
             **_TABLE_I,
             "networks": {"kind": "mlp", "activation": "leaky_relu"},
