@@ -158,6 +158,33 @@ def test_a_grid_of_one_cell_draws_what_a_single_gan_draws(tmp_path: Path) -> Non
         assert trained[-ALIGN:][:2].tolist() == expected[-ALIGN:][:2].tolist()  # Steps and rate.
 
 
+def test_grids_of_one_class_keep_its_label_and_merge(tmp_path: Path) -> None:
+    options = {key.replace(".", "__"): value for key, value in SETTINGS.items()}
+    size = {"cellular__rows": 1, "cellular__columns": 2}
+    three, eight = (
+        api.train(
+            "digits",
+            out=tmp_path / label,
+            method="cellular",
+            rounds=1,
+            data__classes=[label],
+            **size,
+            **options,
+        )
+        for label in ("3", "8")
+    )
+    assert three.model.labels == ("3",)
+    assert not three.model.unlabelled
+    assert {one.cell for one in three.model.components} == {"0-0", "0-1"}
+    both = three.model.merged(eight.model)
+    assert set(both.sample(30, balanced=True).labels) == {"3", "8"}
+    for run, label in ((three, "3"), (eight, "8")):
+        drawn = both.pictures_of(label, 6, seed=4)
+        assert np.array_equal(drawn, run.model.pictures_of(label, 6, seed=4))
+    api.save_model(both, tmp_path / "both")
+    assert api.load_model(tmp_path / "both").digest == both.digest
+
+
 @pytest.mark.full
 def test_a_cell_that_fails_leaves_the_grid_its_model_and_the_exit_code_4(
     manege: Command, monkeypatch: pytest.MonkeyPatch

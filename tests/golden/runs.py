@@ -45,6 +45,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "paper-dc": (*_DIGITS, *_SMALL, "--preset", "paper-dc"),
     "paper-dc, convolutions": (*_DIGITS, *_NARROW, "--preset", "paper-dc", "--size", "16"),
     "cellular-paper": (*_GRID, "--preset", "cellular-paper"),
+    "cellular-reference": (*_GRID, "--preset", "cellular-reference"),
     "cellular-mustangs": (*_GRID, "--preset", "cellular-mustangs"),
     "cellular-modern": (*_GRID, "--preset", "cellular-modern"),
 }

@@ -227,11 +227,11 @@ class PlainDiscriminator(_PlainJudge):
 
     def __init__(self, ours: DcganDiscriminator) -> None:
         super().__init__(ours)
-        self.widths = ours.widths
+        self.factors = ours.factors
         self.activation = ACTIVATIONS[ours.blocks[0].activation]
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
-                {"conv": PlainConv(block.conv, stride=2)}
+                {"conv": PlainConv(block.conv, stride=block.conv.stride[0])}
                 | ({} if block.norm is None else {"norm": _norm(block.norm)})
             )
             for block in ours.blocks
@@ -240,11 +240,12 @@ class PlainDiscriminator(_PlainJudge):
     def forward(
         self, x: Tensor, factors: Tensor | None = None, labels: Tensor | None = None
     ) -> Tensor:
-        masks = factors.split(self.widths, dim=1) if factors is not None else None
+        masks = factors.split(self.factors, dim=1) if factors is not None else None
         for index, block in enumerate(self.blocks):
             x = self.activation(block["conv"](x))
             if masks:
-                x = x * masks[index][:, :, None, None]
+                sides = x.shape[2:] if masks[index].shape[1] > x.shape[1] else (1, 1)
+                x = x * masks[index].reshape(*x.shape[:2], *sides)
             if "norm" in block:
                 x = block["norm"](x)
         return self.judge(x.flatten(1), labels)

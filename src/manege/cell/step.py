@@ -94,7 +94,7 @@ class Streams:
 
     @cached_property
     def dropout(self) -> np.random.Generator:
-        """The stream of which channels a discriminator drops."""
+        """The stream of what a discriminator drops."""
         return self.open("dropout")
 
     @cached_property
@@ -150,7 +150,7 @@ def draw_noise(
 def _dropout_factors(
     network: Discriminator, batch: int, rng: np.random.Generator
 ) -> np.ndarray | None:
-    """Draw a factor for every channel: 0 drops it, 1 / (1 - p) keeps it."""
+    """Draw a factor for every channel or value: 0 drops it, 1 / (1 - p) keeps it."""
     if not network.dropout_width:
         return None
     kept = rng.random((batch, network.dropout_width), dtype=np.float32) >= network.dropout

@@ -92,7 +92,8 @@ def train(
         str | None,
         typer.Option(
             help="modern (the default), modern-pixels, paper (W-CGAN), paper-dc (DC-CGAN); for a "
-            "grid cellular-paper (the default), cellular-mustangs or cellular-modern."
+            "grid cellular-paper (the default), cellular-mustangs, cellular-reference or "
+            "cellular-modern."
         ),
     ] = None,
     rounds: Annotated[

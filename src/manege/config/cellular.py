@@ -1,4 +1,4 @@
-"""The cellular method's part of the configuration; by default the cellular paper's Table I."""
+"""The cellular method's part of the configuration; defaults of Table I where it has a value."""
 
 from __future__ import annotations
 

@@ -182,12 +182,20 @@ class DcganNetworks(ConfigSection):
     batchnorm_eps: float = Field(default=0.8, gt=0)
     """Of every BatchNorm but the generator's first, which has 1e-5 as in Table 1."""
     dropout: float = Field(default=0.25, ge=0, lt=1)
-    """Of the discriminator's channels."""
+    """Of the discriminator."""
+    # Keys that earlier versions lack stand in a configuration only where they are set.
+    dropout_by: Literal["channel", "element"] = Field(
+        default="channel", exclude_if=lambda unit: unit == "channel"
+    )
+    """What is dropped: whole channels of a picture's maps, or each of their values by itself."""
     generator_width: EvenWidth = 128
     """Channels of its maps; half as many before the last layer."""
     discriminator_width: EvenWidth = 16
     """Channels of its first block, doubled in each further one."""
     discriminator_batchnorm: bool = True
+    last_stride: Literal[1, 2] = Field(default=2, exclude_if=lambda stride: stride == 2)
+    """Of the discriminator's last convolution; with 1 its last layer has 2048 inputs at side 32,
+    as Table 2 prints."""
     activation: Activation = Activation.LEAKY_RELU
 
 

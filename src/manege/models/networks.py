@@ -239,22 +239,26 @@ class DcganDiscriminator(Discriminator):
         widths = [first << k for k in range(5 if shape.size >= 128 else 4)]
         self.mixes = spec.discriminator_batchnorm
         self.dropout = spec.dropout
-        self.dropout_width = sum(widths) if spec.dropout else 0
         side, inputs = shape.size, shape.channels
         blocks: list[DownBlock] = []
+        self.factors: list[int] = []  # Dropout factors of each block.
         for outputs in widths:
             norm = bool(blocks) and spec.discriminator_batchnorm
-            blocks.append(DownBlock(inputs, outputs, spec, norm=norm, spectral=spectral))
-            inputs, side = outputs, (side + 1) // 2
+            stride = spec.last_stride if outputs == widths[-1] else 2
+            blocks.append(
+                DownBlock(inputs, outputs, spec, stride=stride, norm=norm, spectral=spectral)
+            )
+            inputs, side = outputs, -(-side // stride)
+            self.factors.append(outputs * (side * side if spec.dropout_by == "element" else 1))
+        self.dropout_width = sum(self.factors) if spec.dropout else 0
         self.blocks = nn.ModuleList(blocks)
-        self.widths = widths
         self.condition(num_labels, inputs * side * side, spectral=spectral)
 
     def forward(
         self, x_BCSS: Tensor, factors_BW: Tensor | None = None, labels_B: Tensor | None = None
     ) -> Tensor:
         """Return B values."""
-        factors = factors_BW.split(self.widths, dim=1) if factors_BW is not None else None
+        factors = factors_BW.split(self.factors, dim=1) if factors_BW is not None else None
         x = x_BCSS
         for index, block in enumerate(self.blocks):
             x = block(x, factors[index] if factors else None)
@@ -262,21 +266,29 @@ class DcganDiscriminator(Discriminator):
 
 
 class DownBlock(nn.Module):
-    """Convolution of stride 2, activation, dropout by channel, BatchNorm (not in the first)."""
+    """Convolution, activation, dropout, BatchNorm (not in the first); most halve the side."""
 
     def __init__(
-        self, inputs: int, outputs: int, spec: DcganNetworks, *, norm: bool, spectral: bool
+        self,
+        inputs: int,
+        outputs: int,
+        spec: DcganNetworks,
+        *,
+        stride: int,
+        norm: bool,
+        spectral: bool,
     ) -> None:
         super().__init__()
         self.activation = spec.activation
-        self.conv = Conv(inputs, outputs, stride=2, spectral=spectral)
+        self.by_element = spec.dropout_by == "element"
+        self.conv = Conv(inputs, outputs, stride=stride, spectral=spectral)
         self.norm = BatchNorm2d(outputs, eps=spec.batchnorm_eps) if norm else None
 
-    def forward(self, x: Tensor, factors_BC: Tensor | None) -> Tensor:
-        """Return the maps, half as large."""
+    def forward(self, x: Tensor, factors_BW: Tensor | None) -> Tensor:
+        """Return the maps; there is a dropout factor for each channel, or for each value."""
         x = activate(self.conv(x), self.activation)
-        if factors_BC is not None:
-            x = scale_channels(x, factors_BC)
+        if factors_BW is not None:
+            x = x * factors_BW.view_as(x) if self.by_element else scale_channels(x, factors_BW)
         return self.norm(x) if self.norm is not None else x
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -48,6 +49,9 @@ def of_run(rundir: RunDir) -> Model:
             f"{rundir.path}: no cell has ended a round yet; continue it: "
             f"manege resume {rundir.path}"
         )
+    if len(counts) == 1:
+        # Pictures of one class show that class, whatever method has trained on them.
+        parts = [replace(part, label=label) for part in parts for label in counts]
     failed = {} if all(part.required for part in parts) else _failed(rundir)
     drawing = Counter(part.label for part in parts)
     components: list[Component] = []

@@ -18,6 +18,7 @@ from manege.config import (
     Loss,
     MethodName,
     MlpNetworks,
+    MutationPerBatch,
     MutationPerRound,
     NineCells,
     Objective,
@@ -71,8 +72,17 @@ def test_a_grid_is_table_i_unless_told_otherwise():
     assert (grid.objectives, grid.opponents) == ((), Opponents.SELECTED)
     assert (grid.replacement, grid.data_fraction) == (Replacement.STRICT, 1.0)
     mixture = grid.mixture
-    assert (mixture.samples, mixture.scale, mixture.steps) == (1000, 0.01, 100)
-    assert (mixture.final_steps, mixture.final_samples) == (1000, 10_000)
+    assert (mixture.samples, mixture.scale, mixture.steps) == (1000, 0.01, 1)
+    assert (mixture.final_steps, mixture.final_samples) == (0, 10_000)
+
+
+@pytest.mark.parametrize("preset", ["cellular-paper", "cellular-mustangs", "cellular-reference"])
+def test_a_published_grid_has_no_safety_that_nobody_published(preset):
+    config = resolve(preset=preset, flags=DIGITS)
+    training = config.training
+    assert (training.attempts, training.ema, training.flip) == (1, 0, False)
+    assert (training.constraint.kind, training.augment.kind) == ("none", "none")
+    assert (config.score.metric, config.critic.kind) == ("none", "pixels")
 
 
 def test_mustangs_is_the_same_with_all_three_objectives():
@@ -82,6 +92,15 @@ def test_mustangs_is_the_same_with_all_three_objectives():
     assert set(mustangs.cellular.objectives) == set(Objective)
     paper = amended(mustangs, {"preset": "cellular-paper", "cellular.objectives": []})
     assert paper == resolve(preset="cellular-paper", flags=DIGITS)
+
+
+def test_the_reference_differs_from_the_paper_in_activation_and_mutation_alone():
+    reference = resolve(preset="cellular-reference", flags=DIGITS)
+    assert reference.cellular is not None
+    assert reference.cellular.mutation == MutationPerBatch(scale=1e-4, probability=0.5)
+    changed = {"preset": "cellular-reference", "networks.activation": "leaky_relu"}
+    mutation = {"cellular.mutation": {"kind": "batch"}}
+    assert amended(_grid(), changed | mutation) == reference
 
 
 def test_modern_is_what_was_measured():

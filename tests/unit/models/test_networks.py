@@ -182,6 +182,44 @@ def test_the_convolutional_pairs_options_are_its_own():
     ).dropout_width == sum(widths)
 
 
+@pytest.mark.parametrize(
+    ("size", "last_stride", "inputs"), [(32, 2, 512), (32, 1, 2048), (64, 2, 2048)]
+)
+def test_the_last_layer_has_the_2048_inputs_of_table_2_where_its_maps_are_4x4(
+    size, last_stride, inputs
+):
+    spec = DcganNetworks(last_stride=last_stride)
+    assert build_discriminator(spec, PictureShape(size, 3)).linear.in_features == inputs
+
+
+@pytest.mark.parametrize("last_stride", [1, 2])
+def test_dropout_by_element_has_a_factor_for_every_value_of_the_maps(last_stride):
+    spec = DcganNetworks(
+        discriminator_width=2,
+        discriminator_batchnorm=False,
+        dropout_by="element",
+        last_stride=last_stride,
+    )
+    with doubles():
+        network = _filled(build_discriminator(spec, PictureShape(12, 1)))
+    sides = [6, 3, 2, 2 if last_stride == 1 else 1]
+    assert network.factors == [(2 << k) * side**2 for k, side in enumerate(sides)]
+    assert network.dropout_width == sum(network.factors)
+    x = _noise(3, 1, 12, 12).contiguous(memory_format=torch.channels_last)
+    ones = torch.ones(3, network.dropout_width).double()
+    torch.testing.assert_close(network(x), network(x, ones))
+    factors = _noise(3, network.dropout_width, seed=1)
+    torch.testing.assert_close(network(x, factors), plain(network)(x, factors), rtol=0, atol=1e-12)
+
+
+def test_keys_that_earlier_versions_lack_count_only_where_they_are_set():
+    """Else old runs and models would have other digests."""
+    assert not {"dropout_by", "last_stride"} & set(DcganNetworks().model_dump())
+    both = {"dropout_by": "element", "last_stride": 1}
+    assert both.items() <= DcganNetworks(**both).model_dump().items()
+    assert DcganNetworks(**DcganNetworks(**both).model_dump()) == DcganNetworks(**both)
+
+
 def _compare_with_plain(spec, size: int, channels: int, labels: int, *, spectral: bool) -> None:
     """Values of both networks and gradients of all weights and of the latents, in doubles."""
     shape = PictureShape(size, channels)

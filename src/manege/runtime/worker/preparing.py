@@ -176,7 +176,8 @@ def _check_folders(config: RunConfig, dataset: Dataset) -> None:
 
 def real_sheet(config: RunConfig, dataset: Dataset) -> bytes:
     """Return a sheet of training pictures, laid out as samples/model.png to be compared with it."""
-    if dataset.channels == 2 or not method_of(config).draws_labels(config):
+    mixed = len(dataset.labels) > 1 and not method_of(config).draws_labels(config)
+    if dataset.channels == 2 or mixed:
         some = set_of(dataset, Split.TRAIN, limit=_REAL_POINTS if dataset.channels == 2 else 64)
         order = stream(config.seed, cell="", purpose="real sheet").permutation(len(some))
         shown, rows = some.pictures[order], "all"
