@@ -167,7 +167,7 @@ def test_programs_draw_what_the_generators_draw(kind: str, shared: bool, tmp_pat
         wanted = expected(model, *asked)
         with torch.no_grad():
             torch.testing.assert_close(program(*asked), wanted, rtol=0, atol=1e-6)
-        given = dict(zip("z label u".split(), (one.numpy() for one in asked), strict=True))
+        given = dict(zip(["z", "label", "u"], (one.numpy() for one in asked), strict=True))
         (found,) = session.run(None, given)
         torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=0, atol=2e-6)
 
@@ -203,7 +203,9 @@ def test_every_format_comes_with_the_models_own_facts(kind: str, tmp_path: Path)
 
 
 def test_an_unknown_format_is_told_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="format 'onx': expected folder, .*; did you mean onnx?"):
+    with pytest.raises(
+        ConfigError, match=r"format 'onx': expected folder, .*; did you mean onnx\?"
+    ):
         export_model(mixture(), tmp_path / "out", "onx")
     assert not (tmp_path / "out").exists()
 
