@@ -294,9 +294,7 @@ def sample(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="out.png (a sheet), out.npz, or a folder.")
     ],
-    count: Annotated[
-        int | None, typer.Option("-n", help="How many pictures.", show_default="64")
-    ] = None,
+    count: Annotated[int | None, typer.Option("-n", help="How many pictures; else 64.")] = None,
     label: Annotated[str | None, typer.Option(help="All of this label.")] = None,
     balanced: Annotated[
         bool, typer.Option("--balanced", help="Equally many of each label.")
@@ -325,7 +323,7 @@ def sample(
         typer.Option(help="The label of picture B, where a conditional network draws both."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Pictures on the way, both ends too.", show_default="16")
+        int | None, typer.Option(help="Pictures on the way, both ends too; else 16.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same pictures.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
