@@ -146,19 +146,27 @@ def _options(given: Mapping[str, Any]) -> EvaluationOptions:
     return EvaluationOptions(**ready)
 
 
-def export(run: str | Path, out: str | Path) -> Model:
+def export(run: str | Path, out: str | Path, format: str = "folder") -> Model:
     """Write a run's model as it stands to a folder of its own, and return it.
+
+    Args:
+        run: a run directory or a model folder.
+        out: the folder to make.
+        format: ``folder`` (manege reads it), or one that needs no manege: ``torch`` (a module and
+            its weights), ``safetensors`` (likewise), ``torch-export`` or ``onnx`` (programs). The
+            README.md in the folder shows how to draw from it.
 
     Example:
         >>> run = manege.train("digits", rounds=2)
         >>> model = manege.export(run.path, "model")
+        >>> model = manege.export(run.path, "plain", format="torch")
     """
     from manege.runs import RunDir
-    from manege.sampler import of_run, open_model
+    from manege.sampler import export_model, of_run, open_model
 
     path = _path("run", run)
     model = open_model(path) if (path / "model.json").is_file() else of_run(RunDir.open(path))
-    save_model(model, out)
+    export_model(model, _path("out", out), format)
     return model
 
 
