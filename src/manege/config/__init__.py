@@ -21,7 +21,7 @@ from manege.config.cellular import (
     Ring,
 )
 from manege.config.presets import DEFAULT_PRESET, PRESETS
-from manege.config.problems import shown
+from manege.config.problems import shown, told_parameters
 from manege.config.schema import (
     ALL,
     SIZES,
@@ -124,4 +124,5 @@ __all__ = [
     "stored",
     "stream",
     "to_yaml",
+    "told_parameters",
 ]
