@@ -110,8 +110,10 @@ def test_three_ranks_come_to_the_bits_of_one_process(inline, tmp_path, method):
 def test_a_killed_run_comes_to_the_bits_of_one_that_was_not(inline, tmp_path, method, runtime, at):
     order = ("train", *METHODS[method], *runtime, "--out", "r")
     path = {"PYTHONPATH": _path(FOLDER)}
-    killed = run_process(*order, cwd=tmp_path, env={VARIABLE: at, TRAINER: "1", **path})
-    if runtime == ("--runtime", "inline"):
+    alone = runtime == ("--runtime", "inline")
+    which = {} if alone else {TRAINER: "1"}
+    killed = run_process(*order, cwd=tmp_path, env={VARIABLE: at, **which, **path})
+    if alone:
         assert killed.code == KILLED, killed.err
         done = run_here("resume", "r", *runtime, cwd=tmp_path)
         assert done.code == 0, done.err
