@@ -11,9 +11,10 @@ import hashlib
 import inspect
 import os
 import re
+import site
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -50,13 +51,8 @@ def reference_to(part: Any, where: str) -> str:
         where: the field that it was given for, for the message.
     """
     module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
-    if not isinstance(name, str):  # An instance: look for the name that its module gave it.
-        owner = sys.modules.get(module or "")
-        name = (
-            next((key for key, value in vars(owner).items() if value is part), None)
-            if owner
-            else None
-        )
+    if not isinstance(name, str):
+        module, name = _place_of(part)
     if module == "__main__":
         raise ConfigError(
             f"{where}: {name or type(part).__name__} is defined in this script or notebook, which "
@@ -79,6 +75,23 @@ def reference_to(part: Any, where: str) -> str:
     return f"{module}:{name}"
 
 
+def _place_of(part: Any) -> tuple[str | None, str | None]:
+    """Return the module that has an instance under a name at its top, and that name.
+
+    Of several modules, as they may import it from each other, the one that made its parts.
+    """
+    places = [
+        (module, key)
+        for module, found in list(sys.modules.items())
+        for key, value in list(getattr(found, "__dict__", {}).items())
+        if value is part
+    ]
+    makers = {getattr(one, "__module__", None) for one in getattr(part, "__dict__", {}).values()}
+    # False comes before True, and of equals the last is taken: it was imported by the others.
+    ranked = sorted(places, key=lambda one: (one[0] != "__main__", one[0] in makers))
+    return ranked[-1] if ranked else (None, None)
+
+
 def load(reference: str, where: str) -> Any:
     """Import and return the object of a reference; raise ConfigError if there is none."""
     module_name, _, name = reference.partition(":")
@@ -95,14 +108,84 @@ def load(reference: str, where: str) -> Any:
     return found
 
 
+_imported: dict[str, tuple[Any, str]] = {}
+"""The spec of each module as it was imported, and the digest of its file when first looked at."""
+
+
 def source_digest(reference: str, where: str) -> str:
-    """Return the SHA-256 of the source file of a reference's module."""
-    file = getattr(_module(reference.partition(":")[0], where), "__file__", None)
+    """Return the SHA-256 of the source file of a reference's module.
+
+    Raises ConfigError if the file has changed since this process first looked at it: what runs
+    would not be what the digest names.
+    """
+    module = _module(name := reference.partition(":")[0], where)
+    file = getattr(module, "__file__", None)
     if file is None:
         raise ConfigError(
             f"{where}: {reference} comes from no file; put it into a module of its own"
         )
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    spec, known = _imported.setdefault(name, (module.__spec__, digest))
+    if spec is not module.__spec__:  # It was reloaded.
+        _imported[name] = module.__spec__, digest
+    elif known != digest:
+        raise ConfigError(
+            f"{where}: {file} has changed since this process imported it; reload it with "
+            "importlib.reload, or start Python anew"
+        )
+    return digest
+
+
+def source_digests(references: Mapping[str, str]) -> dict[str, str]:
+    """Import every reference; return the SHA-256 of each module's source, by its name.
+
+    Args:
+        references: dotted field to reference, as of `RunConfig.references`.
+    """
+    digests = {}
+    for where, reference in references.items():
+        load(reference, where)
+        digests[reference.partition(":")[0]] = source_digest(reference, where)
+    return digests
+
+
+def check_sources(references: Mapping[str, str], known: Mapping[str, str], advice: str) -> None:
+    """Import every reference; raise ConfigError if a module's source is not the known one.
+
+    Args:
+        references: dotted field to reference.
+        known: module to the SHA-256 of its source.
+        advice: what to do where a source has changed.
+    """
+    for name, digest in source_digests(references).items():
+        if name in known and known[name] != digest:
+            raise ConfigError(
+                f"module {name} ({_file(sys.modules[name])}): SHA-256 of its source is "
+                f"{digest[:12]}…, expected {known[name][:12]}…; {advice}"
+            )
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment, with which another Python finds the same modules.
+
+    A script's folder and what was put on `sys.path` by hand go into PYTHONPATH.
+    """
+    installed = [sys.prefix, sys.base_prefix, sys.exec_prefix, site.getusersitepackages()]
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    here = [os.path.abspath(folder) for folder in sys.path]  # noqa: PTH100 - "" is the folder here.
+    more = [
+        folder
+        for folder in dict.fromkeys(here)
+        if os.pathsep not in folder
+        and not any(Path(folder).is_relative_to(one) for one in installed)
+    ]
+    # In the order that they have here.
+    path = os.pathsep.join(dict.fromkeys([*more, *filter(None, named)]))
+    return {**os.environ, **({"PYTHONPATH": path} if path else {})}
+
+
+class PartError(ConfigError):
+    """The code of a part from outside the package has failed, or returned what it must not."""
 
 
 @contextmanager
@@ -113,7 +196,17 @@ def blamed(reference: str, what: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(told(error, reference, what)) from error
+        raise PartError(told(error, reference, what)) from error
+
+
+def at_fault(error: BaseException, references: Iterable[str]) -> str | None:
+    """Return the line about an error that passed through the code of one of these parts, if any."""
+    files = {file for one in traceback.extract_tb(error.__traceback__) if (file := one.filename)}
+    for reference in references:
+        module = sys.modules.get(reference.partition(":")[0])
+        if module is not None and _file(module) in files:
+            return told(error, reference, "its code")
+    return None
 
 
 def told(error: BaseException, reference: str, what: str) -> str:
@@ -127,6 +220,8 @@ def told(error: BaseException, reference: str, what: str) -> str:
 
 
 def _module(name: str, where: str) -> ModuleType:
+    if (known := sys.modules.get(name)) is not None:
+        return known
     # The command's own script has its folder on the path, not the user's.
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:

@@ -21,7 +21,7 @@ from manege.config.cellular import (
     Ring,
 )
 from manege.config.presets import DEFAULT_PRESET, PRESETS
-from manege.config.problems import shown
+from manege.config.problems import shown, told_parameters
 from manege.config.schema import (
     ALL,
     SIZES,
@@ -36,13 +36,14 @@ from manege.config.schema import (
     FeatureCritic,
     FewAugment,
     Label,
-    Loss,
+    LossName,
     MethodName,
     MlpNetworks,
     Networks,
     NoAugment,
     NoConstraint,
     Optimiser,
+    OwnNetworks,
     PenaltyConstraint,
     PixelCritic,
     PyramidNetworks,
@@ -83,7 +84,7 @@ __all__ = [
     "FiveCells",
     "Isolated",
     "Label",
-    "Loss",
+    "LossName",
     "MethodName",
     "MixtureConfig",
     "MlpNetworks",
@@ -97,6 +98,7 @@ __all__ = [
     "Objective",
     "Opponents",
     "Optimiser",
+    "OwnNetworks",
     "PenaltyConstraint",
     "PixelCritic",
     "PyramidNetworks",
@@ -122,4 +124,5 @@ __all__ = [
     "stored",
     "stream",
     "to_yaml",
+    "told_parameters",
 ]

@@ -21,6 +21,7 @@ from manege.config.presets import (
 )
 from manege.config.problems import expected_one_of, join_problems, shown, tell
 from manege.config.schema import (
+    BUILT_IN_NETWORKS,
     TOY_NAMES,
     DataConfig,
     MethodName,
@@ -28,6 +29,7 @@ from manege.config.schema import (
     RunConfig,
 )
 from manege.errors import ConfigError, field
+from manege.plugins import reference_named, reference_to
 from manege.yamltext import load_yaml, parse_yaml
 
 _SHOWN = 80
@@ -91,7 +93,7 @@ class _Sources:
         self._problems: list[str] = []
         for key, value in flags.items():
             if value is not None:
-                _place(over, key, value)
+                _place(over, key, with_references(key, value))
         for text in sets:
             try:
                 key, value = _parse_set(text)
@@ -128,9 +130,36 @@ class _Sources:
         source = _section(self.given, "data").get("source")
         if not isinstance(source, str) or not isinstance(critic, str | None):
             return name  # From Python anything may come; it is refused later.
-        if critic == "pixels" or (critic is None and source in TOY_NAMES):
+        if critic == "pixels" or (critic is None and (source in TOY_NAMES or self._own_networks())):
             return ON_PIXELS.get(name, name)
         return name
+
+    def _own_networks(self) -> bool:
+        """Whether networks come from outside the package: their discriminator sees pixels."""
+        kind = _section(self.given, "networks").get("kind")
+        if not isinstance(kind, str) or kind in BUILT_IN_NETWORKS:
+            return False
+        return reference_named(kind) is not None
+
+
+PARTS = ("training.loss", "networks.kind")
+"""The keys whose values may be objects in Python: each is named by its reference."""
+
+
+def with_references(key: str, value: Any) -> Any:
+    """Return a setting with its objects (a loss, a class, a function) as references to them.
+
+    Args:
+        key: the setting's dotted key.
+        value: its value; a section may be a mapping with objects in it.
+    """
+    if key == "networks" and callable(value):
+        return {"kind": reference_to(value, "networks")}
+    if isinstance(value, Mapping):
+        return {name: with_references(f"{key}.{name}", one) for name, one in value.items()}
+    if key in PARTS and (callable(value) or hasattr(value, "__dataclass_fields__")):
+        return reference_to(value, key)
+    return value
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

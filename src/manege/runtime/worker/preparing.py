@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manege import device, machine, pictures
+from manege import device, machine, pictures, plugins
+from manege.cell import try_parts
 from manege.config import (
     DcganNetworks,
     FeatureCritic,
@@ -49,7 +50,7 @@ from manege.progress import duration
 from manege.runs import RunDir, cell_folder
 from manege.runtime.messages import NewRun, OldRun
 from manege.runtime.worker.cell_run import check_scorer
-from manege.runtime.worker.setup import check_scores
+from manege.runtime.worker.setup import check_scores, features_of
 from manege.sampler import run_config, run_data
 from manege.version import __version__
 
@@ -115,12 +116,19 @@ def prepare_new(
     """
     # Refuse before anything is made: a feature network takes minutes.
     device.place(config.device, 0, device.gpus_for(config.device))
+    plugins.check_sources(
+        config.references(),
+        config.plugins,
+        "leave plugins out of the configuration to train with the source as it is",
+    )
     if out is not None:
         RunDir.check_free(out)
     dataset = open_dataset(config.data)
     config, instead = _fitting(config, on_pixels)
     config = _settled(config, dataset)
     _check_folders(config, dataset)
+    shape = PictureShape(dataset.size, dataset.channels)
+    told = try_parts(config, shape, features_of(config, shape)) if config.references() else []
     digests = _decode(config, dataset, observer)
     space = _space_of(config, dataset, observer)
     rundir = RunDir.create(
@@ -132,6 +140,8 @@ def prepare_new(
         data=_data_record(dataset, digests),
     )
     observer.say(f"run directory: {rundir.path}")
+    for line in told:
+        observer.say(line)
     if instead is not None:
         observer.say(instead)
     networks = config.networks
@@ -217,6 +227,11 @@ def prepare_resume(
     """
     rundir = RunDir.open(path)
     config = run_config(rundir)
+    plugins.check_sources(
+        config.references(),
+        config.plugins,
+        "put back the source that the run began with, or start a new run",
+    )
     if rounds is not None or budget_s is not None:
         before = config
         config = amended(config, {"rounds": rounds, "budget_s": budget_s})
@@ -373,7 +388,8 @@ def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
     }
     if isinstance(config.critic, FeatureCritic):
         settled["critic.weights"] = feature_weights(config.feature_weights).sha256
-    return amended(config, settled)
+    digests = plugins.source_digests(config.references())
+    return amended(config, settled).model_copy(update={"plugins": digests})
 
 
 def _data_record(dataset: Dataset, digests: Digests) -> dict[str, Any]:
