@@ -10,6 +10,7 @@ from manege.cell.evolution import (
     draw_objective,
     rate_at_batch,
     rate_when_cloned,
+    selection_of,
     tournament,
 )
 from manege.cell.individual import HEADER, Individual, born_in
@@ -71,6 +72,7 @@ __all__ = [
     "rate_at_batch",
     "rate_when_cloned",
     "round_trouble",
+    "selection_of",
     "spread_of",
     "step_trouble",
     "tournament",

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import exp
 from typing import assert_never
 
 import numpy as np
 
+from manege import plugins
 from manege.config import (
+    CellularConfig,
     MutationPerBatch,
     MutationPerRound,
     NoMutation,
     Objective,
     RateMutation,
+    shown,
 )
+from manege.errors import ConfigError
 
 _SLOWEST, _FASTEST = 0.1, 5.0
 """Bounds of a mutated rate, in first rates."""
+
+
+Selection = Callable[[np.ndarray, np.random.Generator], int]
+"""Returns which individual of a sub-population is cloned, given their fitnesses (lower is fitter)
+and the cell's own stream of random numbers."""
+
+
+def selection_of(config: CellularConfig) -> Selection:
+    """Return how a grid's cells pick the individual to clone."""
+    reference = config.selection
+    if not plugins.is_reference(reference):
+        return lambda fitness_S, rng: tournament(fitness_S, config.tournament, rng)
+    own = plugins.load(reference, "cellular.selection")
+    if not callable(own):
+        raise ConfigError(f"cellular.selection: {reference} is {shown(own)}, expected a function")
+
+    def select(fitness_S: np.ndarray, rng: np.random.Generator) -> int:
+        with plugins.blamed(reference, "the selection"):
+            chosen = own(fitness_S.copy(), rng)
+        if not isinstance(chosen, int | np.integer) or not 0 <= chosen < len(fitness_S):
+            raise ConfigError(
+                f"{reference}: the selection returned {shown(chosen)}, expected a whole number "
+                f"from 0 to {len(fitness_S) - 1}"
+            )
+        return int(chosen)
+
+    return select
 
 
 def tournament(fitness_S: np.ndarray, size: int, rng: np.random.Generator) -> int:

@@ -11,6 +11,8 @@ from manege.config.section import Chance, ConfigSection, Positive
 
 MOST_CELLS = 10_000
 
+TOURNAMENT = "tournament"
+
 
 class Objective(StrEnum):
     """What Mustangs lets a generator minimise, with p what the discriminator gives its pictures."""
@@ -165,8 +167,10 @@ class CellularConfig(ConfigSection):
     fitness: Fitness = Fitness.AVERAGE
     fitness_samples: int = Field(default=1000, ge=8, le=100_000)
     """Real pictures, and latents, that fitness is told from."""
+    selection: str = TOURNAMENT
+    """How the individual to clone is picked: tournament, or a function of one's own."""
     tournament: int = Field(default=2, ge=1, le=1000)
-    """Individuals of which the fittest is cloned."""
+    """Individuals of which the fittest is cloned, where a tournament picks it."""
     mutation: RateMutation = MutationPerRound()
     """Of the learning rates."""
     objectives: tuple[Objective, ...] = ()
@@ -179,6 +183,11 @@ class CellularConfig(ConfigSection):
     """Whether a round waits for all neighbours' centres of the round before, or takes the newest
     there are: nobody waits, but no two runs are alike."""
     mixture: MixtureConfig = MixtureConfig()
+
+    def identifying(self) -> set[str]:
+        """Return the keys that decide a run's bits; a later one counts only where it is set."""
+        keys = set(type(self).model_fields)
+        return keys - {"selection"} if self.selection == TOURNAMENT else keys
 
     @model_validator(mode="after")
     def _check(self) -> CellularConfig:

@@ -576,7 +576,7 @@ class RunConfig(ConfigSection):
                 "training": True,
                 "score": True,
                 "data": {"size", "channels"},
-                **({} if self.cellular is None else {"cellular": True}),
+                **({} if self.cellular is None else {"cellular": self.cellular.identifying()}),
                 **({} if isinstance(self.critic, PixelCritic) else {"critic": self._critic_keys()}),
             },
         )

@@ -1,6 +1,6 @@
 """Lipizzaner and Mustangs: a grid of cells, each coevolving with its neighbours' centres.
 
-A round of a cell: its individuals and its neighbours' centres meet (`Arena`); a tournament picks
+A round of a cell: its individuals and its neighbours' centres meet (`Arena`); a selection picks
 a generator and a discriminator, which are cloned, mutated and trained on the cell's batches; what
 comes of them takes the place of the cell's worst individuals; the mixture over the neighbourhood
 is weighed anew. Centres come in, a centre goes out: who carries them is not known here.
@@ -38,7 +38,7 @@ from manege.cell import (
     proportions,
     rate_at_batch,
     rate_when_cloned,
-    tournament,
+    selection_of,
     uniform,
     update_both,
     update_discriminator,
@@ -64,6 +64,7 @@ from manege.config import (
 from manege.config.cellular import Neighbourhood
 from manege.data import Dataset
 from manege.device import Devices
+from manege.errors import ConfigError, field
 from manege.methods.base import BaseMethod
 from manege.methods.method import (
     Inbox,
@@ -73,6 +74,7 @@ from manege.methods.method import (
     Step,
     Timer,
     TrainedGenerator,
+    partition_by,
 )
 from manege.models import FrozenFeatures, Generator, to_floats
 from manege.topology import FIVE, NINE, Schedule, Topology, isolated, ring, torus
@@ -133,6 +135,7 @@ class Cellular(BaseMethod):
         self._grid = _grid_of(config)
         self._numbers = {cell: number for number, cell in enumerate(self._shares.labels)}
         self._schedule = schedule_of(self._grid, tuple(self._numbers))
+        self._select = selection_of(self._grid)
         self._scratch = self._blank_pair()
 
     @staticmethod
@@ -141,7 +144,18 @@ class Cellular(BaseMethod):
         return scorers.for_mixtures()
 
     @classmethod
-    def draws_labels(cls, config: RunConfig) -> bool:
+    def check(cls, config: RunConfig, labels: tuple[str, ...]) -> None:
+        """Raise ConfigError for a grid that cannot be trained."""
+        if config.cellular is None:
+            raise ConfigError(
+                f"{config.method}: trains a grid, and the settings have none; use "
+                f"{field('preset')} cellular-paper, or another with a grid"
+            )
+        schedule_of(config.cellular, tuple(partition_by(cls.partition, config, labels)))
+        selection_of(config.cellular)
+
+    @classmethod
+    def draws_labels(cls, config: RunConfig, labels: tuple[str, ...]) -> bool:
         """Return False: every cell learns all labels together."""
         return False
 
@@ -387,10 +401,10 @@ class Cellular(BaseMethod):
     def _parent(
         self, fitness_S: np.ndarray, members: Members, attempt: int, rng: np.random.Generator
     ) -> int:
-        """Return the tournament's winner; after a breakdown the fittest of the neighbours."""
+        """Return whom the selection picks; after a breakdown the fittest of the neighbours."""
         if attempt and len(members.cells) > members.own:
             return members.own + int(np.argmin(fitness_S[members.own :]))
-        return tournament(fitness_S, min(self._grid.tournament, len(fitness_S)), rng)
+        return self._select(fitness_S, rng)
 
     def _train(self, cell: str, state: GridState, opponents: list[Pair]) -> int:
         """Train the offspring on one batch, and return how many real pictures that is."""

@@ -22,7 +22,6 @@ from manege.config import (
     FeatureCritic,
     RunConfig,
     amended,
-    partition,
     stream,
     to_yaml,
 )
@@ -31,7 +30,7 @@ from manege.errors import CheckpointError, ConfigError, DataError, ManegeError, 
 from manege.failpoints import failpoint
 from manege.files import below, user_path
 from manege.labels import namesakes
-from manege.methods import method_of
+from manege.methods import method_of, partition_of
 from manege.metrics import (
     Space,
     Telling,
@@ -120,7 +119,7 @@ def prepare_new(
     dataset = open_dataset(config.data)
     config, instead = _fitting(config, on_pixels)
     config = _settled(config, dataset)
-    _check_folders(config, dataset)
+    _check_method(config, dataset)
     digests = _decode(config, dataset, observer)
     space = _space_of(config, dataset, observer)
     rundir = RunDir.create(
@@ -163,9 +162,11 @@ def _fitting(config: RunConfig, on_pixels: RunConfig | None) -> tuple[RunConfig,
     return config, None
 
 
-def _check_folders(config: RunConfig, dataset: Dataset) -> None:
-    """Refuse labels whose cells would share a folder of the run, which is named by a short hash."""
-    cells = partition(config, dataset.labels)
+def _check_method(config: RunConfig, dataset: Dataset) -> None:
+    """Refuse what the method cannot train, and cells that would share a folder of the run."""
+    method_of(config).check(config, dataset.labels)
+    cells = partition_of(config, dataset.labels)
+    # A folder is named by a short hash.
     if same := namesakes((cell, cell_folder(cell)) for cell in cells):
         one, other, folder = same
         raise DataError(
@@ -176,7 +177,7 @@ def _check_folders(config: RunConfig, dataset: Dataset) -> None:
 
 def real_sheet(config: RunConfig, dataset: Dataset) -> bytes:
     """Return a sheet of training pictures, laid out as samples/model.png to be compared with it."""
-    if dataset.channels == 2 or not method_of(config).draws_labels(config):
+    if dataset.channels == 2 or not method_of(config).draws_labels(config, dataset.labels):
         some = set_of(dataset, Split.TRAIN, limit=_REAL_POINTS if dataset.channels == 2 else 64)
         order = stream(config.seed, cell="", purpose="real sheet").permutation(len(some))
         shown, rows = some.pictures[order], "all"

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from manege.config import FeatureCritic, RunConfig, ScoreMetric, partition
+from manege.config import FeatureCritic, RunConfig, ScoreMetric
 from manege.data import Dataset, Split, set_of
 from manege.device import Devices
 from manege.errors import ConfigError
-from manege.methods import Method, Timer, method_of
+from manege.methods import Method, Timer, method_of, partition_of
 from manege.metrics import (
     LITE0,
     ClassScorer,
@@ -51,7 +51,7 @@ class RunScorers:
         config = self._config
         if self._space is None or config.score.metric is ScoreMetric.NONE:
             return None
-        parts = partition(config, self._dataset.labels)
+        parts = partition_of(config, self._dataset.labels)
         return ClassScorer(config.score, self._space, self._dataset, parts)
 
     def for_mixtures(self) -> FrechetMixture | InceptionMixture:
@@ -113,7 +113,7 @@ def early_check(
 
     It is given a cell and the generator's pictures, and returns why they are, or None.
     """
-    parts = partition(config, dataset.labels)
+    parts = partition_of(config, dataset.labels)
 
     def check(cell: str, drawn: np.ndarray) -> str | None:
         train, held_out = (
@@ -139,7 +139,7 @@ def task_of(bound: TrainingSetup) -> Task:
         wall=config.budget_clock == "wall",
         synchronous=method.synchronous(),
         record={
-            "method": config.method.value,
+            "method": str(config.method),
             "preset": config.preset,
             "cells": list(cells),
             "rounds": config.rounds,
@@ -159,5 +159,5 @@ def gauge_of(config: RunConfig, dataset: Dataset, space: Space | None) -> Stabil
     """Return what measures collapse and cycling, in the space of the scores if there is one."""
     if config.stability.every_rounds is None:
         return None
-    parts = partition(config, dataset.labels)
+    parts = partition_of(config, dataset.labels)
     return StabilityGauge(config.stability, space or space_without_scores(dataset), dataset, parts)
