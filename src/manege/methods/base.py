@@ -60,6 +60,11 @@ class BaseMethod(ABC):
             tells_labels=self.tells_labels(config),
         )
 
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration."""
+        return self._config
+
     @classmethod
     def build(
         cls,
