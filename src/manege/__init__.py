@@ -21,8 +21,10 @@ if TYPE_CHECKING:
         save_model,
         train,
     )
+    from manege.models import Loss
 
 __all__ = [
+    "Loss",
     "__version__",
     "compare",
     "evaluate",
@@ -36,6 +38,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Loss":
+        from manege.models import Loss
+
+        return Loss
     if name in __all__:
         from manege import api
 

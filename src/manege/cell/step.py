@@ -37,11 +37,9 @@ from manege.models import (
     augment,
     clip_,
     clippable,
-    discriminator_loss,
     draw_augmentation,
-    generator_loss,
     gradient_penalty,
-    needs_real,
+    loss_of,
     objective_loss,
     power_iteration_,
     squared_gradients,
@@ -275,7 +273,7 @@ def _discriminate(
         factors = _joined(noise.real_factors_BW, noise.fake_factors_BW)
         value_B = discriminator.network(pictures, factors, _joined(labels_B, labels_B))
         real_B, fake_B = value_B.chunk(2)
-    loss = discriminator_loss(training.loss, real_B, fake_B)
+    loss = loss_of(training.loss).discriminator(real_B, fake_B)
     match constraint:
         case PenaltyConstraint():
             loss = loss + constraint.weight * _penalty_between(
@@ -300,7 +298,7 @@ def _discriminate_by_chain(
     """Do the same as `_discriminate` with the passes that perceptrons have written out."""
     outputs = chain.forward(torch.cat([reals.flatten(1), fakes.flatten(1)]))
     value_B1 = outputs[-1].requires_grad_()
-    loss = discriminator_loss(training.loss, *value_B1.squeeze(1).chunk(2))
+    loss = loss_of(training.loss).discriminator(*value_B1.squeeze(1).chunk(2))
     (gradient,) = torch.autograd.grad(loss, value_B1)
     chain.backward(outputs, gradient, weights=True, inputs=False)
     return loss
@@ -348,7 +346,7 @@ def _generate(
     network, labels_B = pair.discriminator.network, batch.labels_B
     drawn = pair.generator.network(noise.z_BZ, _beside(noise.z_BZ, labels_B))
     fakes = _augmented(drawn.to(batch.pictures.device), noise.fake_changes)
-    reals = _seen(network, batch, noise) if needs_real(training.loss) else None
+    reals = _seen(network, batch, noise) if loss_of(training.loss).needs_real else None
     return _judged_fakes(pair, reals, network.observe(fakes), labels_B, noise, training, objective)
 
 
@@ -367,7 +365,7 @@ def _judged_fakes(
     network.requires_grad_(requires_grad=False)
     fake_B = network(fakes, noise.fake_factors_BW, labels_B)
     real_B = fake_B
-    if reals is not None and needs_real(training.loss):
+    if reals is not None and loss_of(training.loss).needs_real:
         real_B = network(reals, noise.real_factors_BW, labels_B)
     loss = _loss_of_generator(training, objective, fake_B, real_B)
     loss.backward()
@@ -387,7 +385,7 @@ def _generate_by_chain(
     drawn = generator.forward(noise.z_BZ)
     judged = discriminator.forward(drawn[-1].to(batch.pictures.device))
     fake_B1 = real_B1 = judged[-1].requires_grad_()
-    if needs_real(training.loss):
+    if loss_of(training.loss).needs_real:
         reals = _augmented(batch.pictures, noise.real_changes)
         real_B1 = discriminator.forward(reals.flatten(1))[-1]
     loss = _loss_of_generator(training, objective, fake_B1.squeeze(1), real_B1.squeeze(1))
@@ -404,7 +402,7 @@ def _loss_of_generator(
 ) -> Tensor:
     """Return the loss that the generator minimises: the objective's if it has one."""
     if objective is None:
-        return generator_loss(training.loss, fake_B, real_B)
+        return loss_of(training.loss).of_generator(real_B, fake_B)
     return objective_loss(objective, fake_B)
 
 

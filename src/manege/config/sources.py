@@ -21,6 +21,7 @@ from manege.config.presets import (
 )
 from manege.config.problems import expected_one_of, join_problems, shown, tell
 from manege.config.schema import (
+    BUILT_IN_NETWORKS,
     TOY_NAMES,
     DataConfig,
     MethodName,
@@ -28,6 +29,7 @@ from manege.config.schema import (
     RunConfig,
 )
 from manege.errors import ConfigError, field
+from manege.plugins import reference_named
 from manege.yamltext import load_yaml, parse_yaml
 
 _SHOWN = 80
@@ -128,9 +130,16 @@ class _Sources:
         source = _section(self.given, "data").get("source")
         if not isinstance(source, str) or not isinstance(critic, str | None):
             return name  # From Python anything may come; it is refused later.
-        if critic == "pixels" or (critic is None and source in TOY_NAMES):
+        if critic == "pixels" or (critic is None and (source in TOY_NAMES or self._own_networks())):
             return ON_PIXELS.get(name, name)
         return name
+
+    def _own_networks(self) -> bool:
+        """Whether networks come from outside the package: their discriminator sees pixels."""
+        kind = _section(self.given, "networks").get("kind")
+        if not isinstance(kind, str) or kind in BUILT_IN_NETWORKS:
+            return False
+        return reference_named(kind) is not None
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -24,9 +24,11 @@ from manege.config import (
     Activation,
     DcganNetworks,
     MlpNetworks,
+    OwnNetworks,
     PyramidNetworks,
     ResnetNetworks,
 )
+from manege.errors import ConfigError
 from manege.models.chain import ManualMLP, manual_mlp
 from manege.models.layers import (
     BatchNorm2d,
@@ -47,7 +49,7 @@ EMBEDDED = 32
 _POWER_ITERATIONS = 20
 """Power iterations on fresh weights; training adds one at each update."""
 
-Spec = DcganNetworks | ResnetNetworks | PyramidNetworks | MlpNetworks
+Spec = DcganNetworks | ResnetNetworks | PyramidNetworks | MlpNetworks | OwnNetworks
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ def build_generator(spec: Spec, shape: PictureShape, num_labels: int = 0) -> Gen
                 return PyramidGenerator(spec, shape, num_labels)
             case MlpNetworks():
                 return MlpGenerator(spec, shape, num_labels)
+            case OwnNetworks():
+                raise ConfigError(f"networks: {spec.kind} cannot be built yet")
             case _:
                 assert_never(spec)
 
@@ -160,6 +164,8 @@ def build_discriminator(
                 return PyramidDiscriminator(spec, shape, num_labels, spectral=spectral)
             case MlpNetworks():
                 return MlpDiscriminator(spec, shape, num_labels, spectral=spectral)
+            case OwnNetworks():
+                raise ConfigError(f"networks: {spec.kind} cannot be built yet")
             case _:
                 assert_never(spec)
 

@@ -102,7 +102,7 @@ def _component(
             "method": config.method.value,
             "seed": config.seed,
             "preset": config.preset,
-            "loss": config.training.loss.value,
+            "loss": str(config.training.loss),
             "constraint": config.training.constraint.kind,
             "rounds": trained.rounds,
             "weights": trained.weights,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manege import device, machine, pictures
+from manege import device, machine, pictures, plugins
 from manege.config import (
     DcganNetworks,
     FeatureCritic,
@@ -114,6 +114,11 @@ def prepare_new(
     """
     # Refuse before anything is made: a feature network takes minutes.
     device.place(config.device, 0, device.gpus_for(config.device))
+    plugins.check_sources(
+        config.references(),
+        config.plugins,
+        "leave plugins out of the configuration to train with the source as it is",
+    )
     if out is not None:
         RunDir.check_free(out)
     dataset = open_dataset(config.data)
@@ -217,6 +222,11 @@ def prepare_resume(
     """
     rundir = RunDir.open(path)
     config = run_config(rundir)
+    plugins.check_sources(
+        config.references(),
+        config.plugins,
+        "put back the source that the run began with, or start a new run",
+    )
     if rounds is not None or budget_s is not None:
         before = config
         config = amended(config, {"rounds": rounds, "budget_s": budget_s})
@@ -373,7 +383,8 @@ def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
     }
     if isinstance(config.critic, FeatureCritic):
         settled["critic.weights"] = feature_weights(config.feature_weights).sha256
-    return amended(config, settled)
+    digests = plugins.source_digests(config.references())
+    return amended(config, settled).model_copy(update={"plugins": digests})
 
 
 def _data_record(dataset: Dataset, digests: Digests) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from manege.metrics import (
 from manege.metrics.controls import EARLY_GENERATOR, told
 from manege.metrics.controls import check as check_space
 from manege.models import FrozenFeatures, PictureShape
+from manege.plugins import check_sources
 from manege.runs import RunDir
 from manege.runtime.messages import Task
 from manege.runtime.worker.host import Phases, TrainingSetup
@@ -96,7 +98,15 @@ def features_of(config: RunConfig, shape: PictureShape) -> FrozenFeatures | None
 
 
 def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Devices) -> TrainingSetup:
-    """Bind a run's method to these devices and to the feature space that its directory holds."""
+    """Bind a run's method to these devices and to the feature space that its directory holds.
+
+    Raises ConfigError if a part from outside the package is not here as it was prepared.
+    """
+    check_sources(
+        config.references(),
+        config.plugins,
+        f"workers on {os.uname().nodename} find another source than the run was prepared with",
+    )
     folder = rundir.path / "scorer"
     space = load_space(folder, config.feature_weights) if config.scored else None
     phases = Phases()
