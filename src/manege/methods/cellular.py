@@ -53,6 +53,7 @@ from manege.config import (
     NineCells,
     Objective,
     Opponents,
+    OwnCells,
     Replacement,
     Ring,
     RunConfig,
@@ -77,7 +78,7 @@ from manege.methods.method import (
     partition_by,
 )
 from manege.models import FrozenFeatures, Generator, to_floats
-from manege.topology import FIVE, NINE, Schedule, Topology, isolated, ring, torus
+from manege.topology import FIVE, NINE, Schedule, Topology, isolated, own, ring, torus
 
 
 @dataclass(frozen=True)
@@ -684,5 +685,8 @@ def _topology(grid: Grid, neighbourhood: Neighbourhood, cells: tuple[str, ...]) 
             return ring(cells, neighbourhood.radius)
         case Isolated():
             return isolated(cells)
+        case OwnCells():
+            reference, given = neighbourhood.kind, neighbourhood.parameters
+            return own(reference, cells, grid.rows, grid.columns, given)
         case _:
             assert_never(neighbourhood)

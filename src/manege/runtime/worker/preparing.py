@@ -129,7 +129,7 @@ def prepare_new(
     space = _space_of(config, dataset, observer)
     rundir = RunDir.create(
         out,
-        name=f"{dataset.name}-{config.method.value}",
+        name=f"{dataset.name}-{plugins.short(config.method)}",
         config=to_yaml(config),
         command=command,
         environment=environment(),
