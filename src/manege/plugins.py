@@ -14,7 +14,7 @@ import re
 import site
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -177,6 +177,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, **({"PYTHONPATH": path} if path else {})}
 
 
+class PartError(ConfigError):
+    """The code of a part from outside the package has failed, or returned what it must not."""
+
+
 @contextmanager
 def blamed(reference: str, what: str) -> Iterator[None]:
     """Turn whatever the part's own code raises inside into a ConfigError with module and line."""
@@ -185,7 +189,17 @@ def blamed(reference: str, what: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(told(error, reference, what)) from error
+        raise PartError(told(error, reference, what)) from error
+
+
+def at_fault(error: BaseException, references: Iterable[str]) -> str | None:
+    """Return the line about an error that passed through the code of one of these parts, if any."""
+    files = {file for one in traceback.extract_tb(error.__traceback__) if (file := one.filename)}
+    for reference in references:
+        module = sys.modules.get(reference.partition(":")[0])
+        if module is not None and _file(module) in files:
+            return told(error, reference, "its code")
+    return None
 
 
 def told(error: BaseException, reference: str, what: str) -> str:

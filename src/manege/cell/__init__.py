@@ -31,6 +31,7 @@ from manege.cell.step import (
     update_generator,
 )
 from manege.cell.trail import Gauge, Trail
+from manege.cell.trial import try_parts
 from manege.cell.watchdog import collapse, round_trouble, spread_of, step_trouble
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "step_trouble",
     "tournament",
     "train_step",
+    "try_parts",
     "uniform",
     "update_both",
     "update_discriminator",

@@ -42,8 +42,10 @@ from manege.models import (
     loss_of,
     objective_loss,
     power_iteration_,
+    seeded,
     squared_gradients,
 )
+from manege.plugins import is_reference
 
 
 @dataclass
@@ -76,6 +78,8 @@ class Noise(NamedTuple):
     real_changes: AugmentParams | None = None
     fake_changes: AugmentParams | None = None
     """How pictures are augmented before the discriminator sees them."""
+    seed: int | None = None
+    """Where the draws of somebody else's networks and loss begin; None where all are ours."""
 
 
 class Streams:
@@ -104,6 +108,11 @@ class Streams:
     def flips(self) -> np.random.Generator:
         """The stream of which pictures are mirrored."""
         return self.open("flips")
+
+    @cached_property
+    def own(self) -> np.random.Generator:
+        """The stream of the seeds that somebody else's networks and losses draw from."""
+        return self.open("own")
 
     @cached_property
     def changes(self) -> np.random.Generator:
@@ -142,7 +151,9 @@ def draw_noise(
         changes = [AugmentParams(*(tensor.to(device) for tensor in one)) for one in drawn]
     ready = [None if one is None else torch.from_numpy(one).to(device) for one in (*factors, mix_B)]
     z_BZ = z_BZ.to(pair.generator.record.device)
-    return Noise(z_BZ, ready[0], ready[1], ready[2], changes[0], changes[1])
+    own = pair.generator.network.own or pair.discriminator.network.own
+    seed = int(streams.own.integers(2**63)) if own or is_reference(training.loss) else None
+    return Noise(z_BZ, ready[0], ready[1], ready[2], changes[0], changes[1], seed)
 
 
 def _dropout_factors(
@@ -189,15 +200,16 @@ def train_step(pair: Pair, reals: list[Batch], noise: list[Noise], training: Tra
 def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Training) -> Tensor:
     """Update the discriminator; return its loss before that, penalties included."""
     discriminator, constraint = pair.discriminator, training.constraint
-    reals = _seen(discriminator.network, batch, noise)
-    with torch.no_grad():  # The generator learns nothing here: no graph through it.
-        drawn = _draw(pair.generator.network, noise.z_BZ, batch)
-        fakes = discriminator.network.observe(_augmented(drawn, noise.fake_changes))
-    chain = discriminator.network.chain
-    if chain is not None and isinstance(constraint, NoConstraint | ClipConstraint):
-        loss = _discriminate_by_chain(chain, reals, fakes, training)
-    else:
-        loss = _discriminate(pair, Batch(reals, batch.labels_B), fakes, noise, training)
+    with seeded(noise.seed, *_devices(pair)):
+        reals = _seen(discriminator.network, batch, noise)
+        with torch.no_grad():  # The generator learns nothing here: no graph through it.
+            drawn = _draw(pair.generator.network, noise.z_BZ, batch)
+            fakes = discriminator.network.observe(_augmented(drawn, noise.fake_changes))
+        chain = discriminator.network.chain
+        if chain is not None and isinstance(constraint, NoConstraint | ClipConstraint):
+            loss = _discriminate_by_chain(chain, reals, fakes, training)
+        else:
+            loss = _discriminate(pair, Batch(reals, batch.labels_B), fakes, noise, training)
     _step_discriminator(discriminator, training)
     return loss.detach()
 
@@ -214,6 +226,13 @@ def update_both(
     Pictures are drawn and looked at once. The heads learn from what was seen, cut off from the
     generator; then the generator learns through the same pass and the heads as they are now.
     """
+    with seeded(noise.seed, *_devices(pair)):
+        return _update_both(pair, batch, noise, training, objective)
+
+
+def _update_both(
+    pair: Pair, batch: Batch, noise: Noise, training: Training, objective: Objective | None
+) -> tuple[Tensor, Tensor]:
     generator, discriminator = pair.generator, pair.discriminator
     labels_B = batch.labels_B
     drawn = generator.network(noise.z_BZ, _beside(noise.z_BZ, labels_B))
@@ -228,6 +247,10 @@ def update_both(
     loss = _judged_fakes(pair, reals_BF, seen_BF, labels_B, noise, training, objective)
     _adam(generator, training)
     return critic_loss, loss.detach()
+
+
+def _devices(pair: Pair) -> tuple[torch.device, torch.device]:
+    return pair.generator.record.device, pair.discriminator.record.device
 
 
 def _seen(network: Discriminator, batch: Batch, noise: Noise) -> Tensor:
@@ -330,10 +353,11 @@ def update_generator(
     It minimises the run's loss, or an objective of its own.
     """
     chains = pair.generator.network.chain, pair.discriminator.network.chain
-    if chains[0] is not None and chains[1] is not None and noise.fake_changes is None:
-        loss = _generate_by_chain(chains[0], chains[1], batch, noise, training, objective)
-    else:
-        loss = _generate(pair, batch, noise, training, objective)
+    with seeded(noise.seed, *_devices(pair)):
+        if chains[0] is not None and chains[1] is not None and noise.fake_changes is None:
+            loss = _generate_by_chain(chains[0], chains[1], batch, noise, training, objective)
+        else:
+            loss = _generate(pair, batch, noise, training, objective)
     _adam(pair.generator, training)
     return loss.detach()
 

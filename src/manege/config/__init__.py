@@ -22,7 +22,7 @@ from manege.config.cellular import (
     Ring,
 )
 from manege.config.presets import DEFAULT_PRESET, PRESETS
-from manege.config.problems import shown
+from manege.config.problems import shown, told_parameters
 from manege.config.schema import (
     ALL,
     SIZES,
@@ -126,4 +126,5 @@ __all__ = [
     "stored",
     "stream",
     "to_yaml",
+    "told_parameters",
 ]

@@ -13,7 +13,7 @@ from enum import EnumType
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from manege.config.schema import RunConfig
 from manege.config.section import OWN, PartName
@@ -72,6 +72,23 @@ def tell(problem: Any, tree: Tree) -> str:
         return f"{path}.kind: found {context['tag']!r}, {expected_one_of(tags, context['tag'])}"
     expected = _PLAINER.get(kind) or problem["msg"].removeprefix("Input should be ")
     return f"{path}: found {shown(problem['input'])}, expected {expected}"
+
+
+def told_parameters(error: ValidationError, path: str, model: type[BaseModel], given: Tree) -> str:
+    """Return in one line what is wrong with the parameters of somebody else's part."""
+    problems = []
+    for problem in error.errors(include_url=False):
+        name = ".".join(map(printable, problem["loc"]))
+        kind, value = problem["type"], problem["input"]
+        if kind == "extra_forbidden":
+            known = expected_one_of(model.model_fields, name) if model.model_fields else "none"
+            problems.append(f"{path}.{name}: unknown key, {known}")
+        elif kind in ("missing", "missing_keyword_only_argument"):
+            problems.append(f"{path}.{name}: missing, expected a value")
+        else:
+            expected = _PLAINER.get(kind) or problem["msg"].removeprefix("Input should be ")
+            problems.append(f"{path}.{name}: found {shown(value)}, expected {expected}")
+    return "; ".join(problems)
 
 
 def shown(value: Any) -> str:

@@ -31,6 +31,7 @@ from manege.models.networks import (
     initialise,
     with_label,
 )
+from manege.models.own import OwnDiscriminator, seeded
 from manege.models.pixels import generate, to_bytes, to_floats
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Lite0",
     "Loss",
     "ManualMLP",
+    "OwnDiscriminator",
     "PictureShape",
     "Spec",
     "augment",
@@ -62,6 +64,7 @@ __all__ = [
     "named_tensors",
     "objective_loss",
     "power_iteration_",
+    "seeded",
     "squared_gradients",
     "tensors_in",
     "to_bytes",

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from manege.config import LossName, Objective, shown
 from manege.errors import ConfigError
-from manege.plugins import blamed, load
+from manege.plugins import PartError, blamed, load
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _checked(function: Callable[..., Tensor], reference: str, what: str) -> Call
         if isinstance(loss, Tensor) and loss.ndim == 0 and loss.is_floating_point():
             return loss
         found = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
-        raise ConfigError(
+        raise PartError(
             f"{reference}: {what} returned {found or shown(loss)}, expected one number with a "
             "gradient, as of .mean()"
         )

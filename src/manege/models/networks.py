@@ -28,7 +28,6 @@ from manege.config import (
     PyramidNetworks,
     ResnetNetworks,
 )
-from manege.errors import ConfigError
 from manege.models.chain import ManualMLP, manual_mlp
 from manege.models.layers import (
     BatchNorm2d,
@@ -67,6 +66,8 @@ class Generator(nn.Module):
     """
 
     latent: int
+    own: bool = False
+    """Whether it comes from outside the package."""
     embed: Embed | None
 
     def condition(self, num_labels: int, deviation: float = 1.0) -> int:
@@ -102,6 +103,8 @@ class Discriminator(nn.Module):
     """Whether what it makes of a picture depends on the rest of its batch."""
     sees_features: bool = False
     """Whether `observe` is more than the pictures themselves."""
+    own: bool = False
+    """Whether it comes from outside the package."""
     embed: Embed | None
     linear: Dense
 
@@ -132,8 +135,12 @@ class Discriminator(nn.Module):
 def build_generator(spec: Spec, shape: PictureShape, num_labels: int = 0) -> Generator:
     """Build a generator on torch's meta device, without storage: `initialise` or a record fills it.
 
-    With `num_labels` it is a conditional one.
+    With `num_labels` it is a conditional one. One of somebody else's has storage already.
     """
+    if isinstance(spec, OwnNetworks):
+        from manege.models.own import OwnGenerator
+
+        return OwnGenerator(spec, shape)
     with torch.device("meta"):
         match spec:
             case DcganNetworks():
@@ -144,8 +151,6 @@ def build_generator(spec: Spec, shape: PictureShape, num_labels: int = 0) -> Gen
                 return PyramidGenerator(spec, shape, num_labels)
             case MlpNetworks():
                 return MlpGenerator(spec, shape, num_labels)
-            case OwnNetworks():
-                raise ConfigError(f"networks: {spec.kind} cannot be built yet")
             case _:
                 assert_never(spec)
 
@@ -154,6 +159,10 @@ def build_discriminator(
     spec: Spec, shape: PictureShape, num_labels: int = 0, *, spectral: bool = False
 ) -> Discriminator:
     """Build a discriminator without storage, as `build_generator`; maybe with spectral norms."""
+    if isinstance(spec, OwnNetworks):
+        from manege.models.own import OwnDiscriminator
+
+        return OwnDiscriminator(spec, shape)
     with torch.device("meta"):
         match spec:
             case DcganNetworks():
@@ -164,8 +173,6 @@ def build_discriminator(
                 return PyramidDiscriminator(spec, shape, num_labels, spectral=spectral)
             case MlpNetworks():
                 return MlpDiscriminator(spec, shape, num_labels, spectral=spectral)
-            case OwnNetworks():
-                raise ConfigError(f"networks: {spec.kind} cannot be built yet")
             case _:
                 assert_never(spec)
 
@@ -527,7 +534,16 @@ def with_label(tensors: Mapping[str, Tensor], label: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def initialise(network: nn.Module, rng: np.random.Generator) -> None:
-    """Fill every parameter and buffer, by torch's own default distributions, from a stream."""
+    """Fill every parameter and buffer, by torch's own default distributions, from a stream.
+
+    Somebody else's network is filled as its author does it.
+    """
+    if isinstance(network, Generator | Discriminator) and network.own:
+        from manege.models.own import OwnDiscriminator, OwnGenerator, initialise_own
+
+        assert isinstance(network, OwnGenerator | OwnDiscriminator)
+        initialise_own(network, rng)
+        return
     for module in network.modules():
         if isinstance(module, BatchNorm2d):
             module.weight.fill_(1)

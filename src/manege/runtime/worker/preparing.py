@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from manege import device, machine, pictures, plugins
+from manege.cell import try_parts
 from manege.config import (
     DcganNetworks,
     FeatureCritic,
@@ -48,7 +49,7 @@ from manege.progress import duration
 from manege.runs import RunDir, cell_folder
 from manege.runtime.messages import NewRun, OldRun
 from manege.runtime.worker.cell_run import check_scorer
-from manege.runtime.worker.setup import check_scores
+from manege.runtime.worker.setup import check_scores, features_of
 from manege.sampler import run_config, run_data
 from manege.version import __version__
 
@@ -125,6 +126,8 @@ def prepare_new(
     config, instead = _fitting(config, on_pixels)
     config = _settled(config, dataset)
     _check_method(config, dataset)
+    shape = PictureShape(dataset.size, dataset.channels)
+    told = try_parts(config, shape, features_of(config, shape)) if config.references() else []
     digests = _decode(config, dataset, observer)
     space = _space_of(config, dataset, observer)
     rundir = RunDir.create(
@@ -136,6 +139,8 @@ def prepare_new(
         data=_data_record(dataset, digests),
     )
     observer.say(f"run directory: {rundir.path}")
+    for line in told:
+        observer.say(line)
     if instead is not None:
         observer.say(instead)
     networks = config.networks
