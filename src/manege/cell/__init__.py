@@ -12,6 +12,7 @@ from manege.cell.evolution import (
     rate_when_cloned,
     selection_of,
     tournament,
+    try_selection,
 )
 from manege.cell.individual import HEADER, Individual, born_in
 from manege.cell.mixture import Mixture, MixtureScorer, evolve, proportions, uniform
@@ -79,6 +80,7 @@ __all__ = [
     "tournament",
     "train_step",
     "try_parts",
+    "try_selection",
     "uniform",
     "update_both",
     "update_discriminator",

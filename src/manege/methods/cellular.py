@@ -39,6 +39,7 @@ from manege.cell import (
     rate_at_batch,
     rate_when_cloned,
     selection_of,
+    try_selection,
     uniform,
     update_both,
     update_discriminator,
@@ -152,8 +153,14 @@ class Cellular(BaseMethod):
                 f"{config.method}: trains a grid, and the settings have none; use "
                 f"{field('preset')} cellular-paper, or another with a grid"
             )
-        schedule_of(config.cellular, tuple(partition_by(cls.partition, config, labels)))
-        selection_of(config.cellular)
+        grid = config.cellular
+        schedule = schedule_of(grid, tuple(partition_by(cls.partition, config, labels)))
+        heard = {
+            len(others)
+            for _, topology in schedule.changes
+            for others in topology.neighbours.values()
+        }
+        try_selection(grid, {grid.population + count for count in heard})
 
     @classmethod
     def draws_labels(cls, config: RunConfig, labels: tuple[str, ...]) -> bool:

@@ -19,6 +19,8 @@ from manege.metrics.frechet import jackknife_variance
 
 _BLOCKS = 10
 """Parts of each table that the jackknife leaves out in turn."""
+_TRIED = 16
+"""Made-up pictures of each kind that a score is tried with before training."""
 
 Distance = Callable[[np.ndarray, np.ndarray], Estimate]
 """Compares the features of generated pictures, N×D, with those of real ones, M×D."""
@@ -46,7 +48,7 @@ def own_score(reference: str, where: str) -> Distance:
                 return found
         elif isinstance(found, int | float | np.number) and isfinite(found):
             return float(found)
-        raise ConfigError(
+        raise plugins.PartError(
             f"{reference}: the score is {shown(found)}, expected a finite number or an Estimate"
         )
 
@@ -60,6 +62,18 @@ def own_score(reference: str, where: str) -> Distance:
         return normal(found, variance)
 
     return measured
+
+
+def try_score(reference: str, dimensions: int) -> None:
+    """Raise ConfigError if a score of one's own fails, or is another when it is asked again."""
+    score = own_score(reference, "score.metric")
+    drawn_ND, real_MD = np.random.default_rng(0).random((2, _TRIED, dimensions), dtype=np.float32)
+    one, other = (score(drawn_ND, real_MD) for _ in range(2))
+    if one != other:
+        raise plugins.PartError(
+            f"{reference}: the score is {one.value}, and {other.value} of the same features when "
+            "it is asked again; let it draw nothing, or from a generator with a fixed seed"
+        )
 
 
 def own_definition(reference: str) -> tuple[str, str]:

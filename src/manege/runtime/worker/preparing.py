@@ -26,7 +26,7 @@ from manege.config import (
     stream,
     to_yaml,
 )
-from manege.data import KNOWN, Dataset, Split, object_name, open_dataset, set_of
+from manege.data import KNOWN, Dataset, Split, object_name, open_dataset, own_dataset, set_of
 from manege.errors import CheckpointError, ConfigError, DataError, ManegeError, field
 from manege.failpoints import failpoint
 from manege.files import below, user_path
@@ -377,7 +377,9 @@ def environment() -> dict[str, Any]:
 def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
     """Return the configuration with what the data decided: size, channels, flips, the full path."""
     source = config.data.source
-    if source not in KNOWN and object_name(source) is None:
+    if (own := own_dataset(source)) is not None:
+        source = own
+    elif source not in KNOWN and object_name(source) is None:
         source = str(user_path(source).resolve())  # Resume may start elsewhere.
     flip = config.training.flip
     settled = {
@@ -388,8 +390,8 @@ def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
     }
     if isinstance(config.critic, FeatureCritic):
         settled["critic.weights"] = feature_weights(config.feature_weights).sha256
-    digests = plugins.source_digests(config.references())
-    return amended(config, settled).model_copy(update={"plugins": digests})
+    config = amended(config, settled)
+    return config.model_copy(update={"plugins": plugins.source_digests(config.references())})
 
 
 def _data_record(dataset: Dataset, digests: Digests) -> dict[str, Any]:
