@@ -62,7 +62,7 @@ def test_every_example_is_trained_with() -> None:
 )
 def test_an_example_trains_as_the_page_says(command: str, examples: Path) -> None:
     given = [*shlex.split(command), *SMALL]
-    given += [] if _module(command) == "my_networks" else PERCEPTRONS
+    given += [] if _module(command) == "my_pair" else PERCEPTRONS
     given += GRID if "cellular" in command else ()
     given += {"digits": ("--classes", "3,8"), "ring8": ("--classes", "0,1")}.get(given[1], ())
     done = run_here(*given, "--out", "run", cwd=examples)

@@ -116,7 +116,13 @@ def train(
         str | None,
         typer.Option(help="Cut some classes, as if the data had no more: 3=50,8=50."),
     ] = None,
-    networks: Annotated[str | None, typer.Option(help="dcgan, resnet, pyramid or mlp.")] = None,
+    networks: Annotated[
+        str | None,
+        typer.Option(
+            help="dcgan, resnet, pyramid or mlp; or module:name, a pair of your own, whose "
+            "parameters are --set networks.width=64."
+        ),
+    ] = None,
     critic: Annotated[
         str | None,
         typer.Option(
@@ -132,7 +138,10 @@ def train(
     ] = None,
     loss: Annotated[
         str | None,
-        typer.Option(help="bce, minimax, least-squares, hinge, relativistic or wasserstein."),
+        typer.Option(
+            help="bce, minimax, least-squares, hinge, relativistic or wasserstein; or module:name, "
+            "a manege.Loss of your own."
+        ),
     ] = None,
     constraint: Annotated[
         str | None,
