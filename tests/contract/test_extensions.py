@@ -145,17 +145,10 @@ def test_a_dataset_that_has_changed_is_refused_when_the_run_goes_on(modules, tmp
 def test_an_evaluation_takes_a_score_of_one_s_own_beside_others(tmp_path):
     rng = np.random.default_rng(0)
     for name in ("drawn", "real"):
-        images = rng.integers(0, 255, (60, 8, 8), np.uint8)
-        np.savez(tmp_path / f"{name}.npz", images=images, labels=np.zeros(60, int))
-    args = (
-        "drawn.npz",
-        "--data",
-        "real.npz",
-        "--metrics",
-        "kid,my_score:energy",
-        "--features",
-        "random",
-    )
+        images = rng.integers(0, 255, (200, 8, 8), np.uint8)
+        np.savez(tmp_path / f"{name}.npz", images=images, labels=np.zeros(200, int))
+    args = ("drawn.npz", "--data", "real.npz", "--features", "random")
+    args += ("--metrics", "kid,my_score:energy")
     done = run_here("evaluate", *args, "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     scores = {one["name"]: one for one in done.json["scores"]}
