@@ -91,6 +91,7 @@ def test_two_workers_and_three_ranks_come_to_the_bits_of_one_process(name, tmp_p
         assert state_of(tmp_path / runtime) == wanted
 
 
+@pytest.mark.full
 def test_the_same_grid_without_parts_of_one_s_own_is_another_run(modules, tmp_path):
     """So the parts were asked; and a run that does not use a key has no trace of it."""
     done = _trained(tmp_path, *GRID, *STAR)
