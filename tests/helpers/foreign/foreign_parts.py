@@ -82,3 +82,15 @@ class Pair:
             nn.Linear(self.width * (shape.size // 2) ** 2, 1),
             nn.Flatten(0),
         )
+
+
+class Points:
+    latent = 4
+
+    def generator(self, shape):
+        layers = nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, shape.channels), nn.Tanh()
+        return nn.Sequential(*layers, nn.Unflatten(1, (shape.channels, 1, 1)))
+
+    def discriminator(self, shape):
+        layers = nn.Linear(shape.channels, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1)
+        return nn.Sequential(nn.Flatten(), *layers, nn.Flatten(0))
