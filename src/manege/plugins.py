@@ -43,6 +43,11 @@ def reference_named(text: str) -> str | None:
     return found[0].replace(" ", "") if found and is_reference(found[0].replace(" ", "")) else None
 
 
+def short(name: str) -> str:
+    """Return the last part of a reference, or another name as it is: for names of folders."""
+    return name.rpartition(":")[2] if is_reference(name) else name
+
+
 def reference_to(part: Any, where: str) -> str:
     """Return the reference under which any process can import an object.
 

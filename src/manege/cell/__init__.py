@@ -10,7 +10,9 @@ from manege.cell.evolution import (
     draw_objective,
     rate_at_batch,
     rate_when_cloned,
+    selection_of,
     tournament,
+    try_selection,
 )
 from manege.cell.individual import HEADER, Individual, born_in
 from manege.cell.mixture import Mixture, MixtureScorer, evolve, proportions, uniform
@@ -72,11 +74,13 @@ __all__ = [
     "rate_at_batch",
     "rate_when_cloned",
     "round_trouble",
+    "selection_of",
     "spread_of",
     "step_trouble",
     "tournament",
     "train_step",
     "try_parts",
+    "try_selection",
     "uniform",
     "update_both",
     "update_discriminator",

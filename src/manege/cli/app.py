@@ -61,14 +61,15 @@ def train(
         str,
         typer.Argument(
             help="digits, mnist, fashion-mnist, cifar10, cifar100, cifar100-coarse, "
-            "stacked-mnist, ring8, grid25, an image folder, or an .npz file."
+            "stacked-mnist, ring8, grid25, an image folder, an .npz file, or module:name."
         ),
     ],
     method: Annotated[
         str | None,
         typer.Option(
             help="per-class (a pair for each label), single (one for all, labels unseen), "
-            "conditional (one for all, told the labels) or cellular (a grid that coevolves)."
+            "conditional (one for all, told the labels), cellular (a grid that coevolves), or your "
+            "own: module:name."
         ),
     ] = None,
     grid: Annotated[
@@ -77,7 +78,7 @@ def train(
     ] = None,
     neighbourhood: Annotated[
         str | None,
-        typer.Option(help="Whom a grid's cells hear: five, nine, ring or isolated."),
+        typer.Option(help="Whom a grid's cells hear: five, nine, ring, isolated or module:name."),
     ] = None,
     data_fraction: Annotated[
         float | None,
@@ -168,7 +169,9 @@ def train(
     batch: Annotated[int | None, typer.Option(help="Pictures in a batch.")] = None,
     score: Annotated[
         str | None,
-        typer.Option(help="Keep each class's best generator by this: kid, fd, or none."),
+        typer.Option(
+            help="Keep each class's best generator by this: kid, fd, none or module:name."
+        ),
     ] = None,
     score_every: Annotated[int | None, typer.Option(help="Score every so many rounds.")] = None,
     ema: Annotated[

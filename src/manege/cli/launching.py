@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from manege import plugins
 from manege.errors import (
     EXIT_FAILED_CELL,
     EXIT_FINE,
@@ -86,7 +87,8 @@ def directory(config: RunConfig, out: Path | None) -> Iterator[Path]:
     if out is not None:
         yield out
         return
-    path = RunDir.reserve(f"{Path(config.data.source).stem}-{config.method.value}")
+    data, method = Path(plugins.short(config.data.source)).stem, plugins.short(config.method)
+    path = RunDir.reserve(f"{data}-{method}")
     try:
         yield path
     finally:

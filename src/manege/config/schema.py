@@ -26,7 +26,14 @@ from pydantic import (
 )
 
 from manege.config.cellular import CellularConfig
-from manege.config.section import OWN, ConfigSection, PartName, Positive, references_in
+from manege.config.section import (
+    OWN,
+    ConfigSection,
+    PartName,
+    Positive,
+    SourceName,
+    references_in,
+)
 from manege.errors import field
 from manege.labels import LABEL, is_label
 from manege.plugins import is_reference, reference_named
@@ -142,8 +149,8 @@ EvenWidth = Annotated[int, Field(ge=2, le=4096, multiple_of=2)]
 class DataConfig(ConfigSection):
     """Which pictures, and in what form."""
 
-    source: str = Field(min_length=1)
-    """A dataset's name, an image folder, or an .npz file."""
+    source: Annotated[str, SourceName()] = Field(min_length=1)
+    """A dataset's name, an image folder, an .npz file, or the ``module:name`` of a dataset."""
     root: str | None = None
     """Where named datasets lie; else MANEGE_DATA, else the download cache."""
     classes: tuple[Label, ...] | None = None
@@ -464,7 +471,8 @@ class Sheets(ConfigSection):
 class ScoreConfig(ConfigSection):
     """How training judges a class's generator, to keep the best; the last one when none."""
 
-    metric: ScoreMetric = ScoreMetric.NONE
+    metric: Annotated[ScoreMetric | str, PartName(ScoreMetric)] = ScoreMetric.NONE
+    """A built-in one, or the ``module:name`` of a function."""
     every_rounds: int = Field(default=5, ge=1)
     samples: int = Field(default=512, ge=SMALLEST_CLASS, le=100_000)
     """Pictures drawn for each score, at latents that never change over a run."""
@@ -487,10 +495,11 @@ ALL = "all"
 
 
 def partition(config: RunConfig, labels: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The run's cells, and the labels each sees the pictures of."""
-    if config.method is MethodName.PER_CLASS:
-        return {label: (label,) for label in labels}
+    """The cells of a built-in method, or of one's own as it is at first, and each one's labels."""
     grid = config.cellular
+    whole = config.method in (MethodName.SINGLE, MethodName.CONDITIONAL)
+    if grid is None and not whole:
+        return {label: (label,) for label in labels}
     if grid is None or grid.rows * grid.columns == 1:
         return {ALL: labels}  # A grid of one cell is one GAN.
     places = product(range(grid.rows), range(grid.columns))
@@ -500,7 +509,8 @@ def partition(config: RunConfig, labels: tuple[str, ...]) -> dict[str, tuple[str
 class RunConfig(ConfigSection):
     """The whole of it."""
 
-    method: MethodName = MethodName.PER_CLASS
+    method: Annotated[MethodName | str, PartName(MethodName)] = MethodName.PER_CLASS
+    """A built-in one, or the ``module:name`` of a class."""
     preset: str
     seed: int = Field(default=0, ge=0, lt=2**63)
     rounds: int | None = Field(default=None, ge=1, le=10_000_000)
@@ -615,7 +625,7 @@ class RunConfig(ConfigSection):
                     f"{field('preset')} cellular-paper"
                 )
             return None
-        if self.method is not MethodName.CELLULAR:
+        if self.method is not MethodName.CELLULAR and not is_reference(self.method):
             return (
                 f"cellular: only {field('method')} cellular has a grid, and the method is "
                 f"{self.method}"
@@ -661,7 +671,7 @@ class RunConfig(ConfigSection):
                 "training": True,
                 "score": True,
                 "data": {"size", "channels"},
-                **({} if self.cellular is None else {"cellular": True}),
+                **({} if self.cellular is None else {"cellular": self.cellular.identifying()}),
                 **({} if isinstance(self.critic, PixelCritic) else {"critic": self._critic_keys()}),
                 **({"plugins": True} if self.plugins else {}),
             },

@@ -58,13 +58,34 @@ class PartName:
         )
 
 
+@dataclass(frozen=True)
+class SourceName(PartName):
+    """Marks a field whose text may be a ``module:name``, and else means what it did before."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Leave reading and writing as they are."""
+        return handler(source)
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value comes back from YAML and JSON as it is."""
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(one) for key, one in value.items())
+    return value is None or type(value) in (bool, int, float, str)
+
+
 def references_in(section: ConfigSection, before: str = "") -> Iterator[tuple[str, str]]:
     """Yield the dotted name and the reference of every field that holds a ``module:name``."""
     for name, declared in type(section).model_fields.items():
         value = getattr(section, name)
-        items = value if isinstance(value, tuple) else (value,)
-        for item in items:
+        if isinstance(value, ConfigSection):
+            yield from references_in(value, f"{before}{name}.")
+        for number, item in enumerate(value if isinstance(value, tuple) else ()):
             if isinstance(item, ConfigSection):
-                yield from references_in(item, f"{before}{name}.")
+                yield from references_in(item, f"{before}{name}.{number}.")
         if is_reference(value) and any(isinstance(one, PartName) for one in declared.metadata):
             yield f"{before}{name}", value

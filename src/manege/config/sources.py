@@ -117,7 +117,7 @@ class _Sources:
         name, given = preset or self._name, self.given
         chosen = _merge(PRESETS[name][1], {**given, "preset": name})
         merged = _merge(_defaults(on_grid=chosen.get("cellular") is not None), chosen)
-        if not _is_cellular(merged) and "cellular" not in given:
+        if not _may_have_grid(merged) and "cellular" not in given:
             merged["cellular"] = None  # A control of a grid: its preset without the grid.
         if given.get("budget_s") is not None and "rounds" not in given:
             merged["rounds"] = None  # The preset's length must not cut a budget the user asked for.
@@ -172,6 +172,12 @@ def _is_cellular(tree: Tree) -> bool:
     # From Python anything may come, and an array cannot be compared.
     method = tree.get("method")
     return isinstance(method, str) and method == MethodName.CELLULAR
+
+
+def _may_have_grid(tree: Tree) -> bool:
+    method = tree.get("method")
+    own = isinstance(method, str) and reference_named(method) is not None
+    return _is_cellular(tree) or (own and method not in list(MethodName))
 
 
 def amended(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:

@@ -105,7 +105,7 @@ def _component(
         weight=part.weight,
         networks=config.networks,
         trained={
-            "method": config.method.value,
+            "method": str(config.method),
             "seed": config.seed,
             "preset": config.preset,
             "loss": str(config.training.loss),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from manege import pictures, sampler
-from manege.config import RunConfig
+from manege.config import RunConfig, shown
 from manege.failpoints import failpoint
 from manege.methods import Method, State, Step
 from manege.plugins import PartError, at_fault
@@ -351,7 +351,12 @@ class Host:
         if hosted.steps is None:
             self._begin_round(hosted)
         assert hosted.steps is not None
-        step = next(hosted.steps)
+        step = next(hosted.steps, None)
+        if not isinstance(step, Step):
+            raise PartError(
+                f"{self._config.method}: advance gave {shown(step)}, expected a Step, and with the "
+                "last one of a round its losses"
+            )
         hosted.steps_here += 1
         run.spent_s += clock() - before
         hosted.busy_s += time.monotonic() - began
