@@ -314,7 +314,7 @@ def test_entry_points_names_stand_for_parts(modules, tmp_path):
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: my-parts\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text(
         "[manege.plugins]\nstar = my_topology:star\nsquares = my_data:squares\n"
-        "energy = my_score:energy\ndigits = my_data:squares\n"
+        "mine = my_loss:mine\ndigits = my_data:squares\n"
     )
     done = _trained(tmp_path, *GRID, "--neighbourhood", "star")
     assert done.code == 0, done.err
@@ -322,12 +322,14 @@ def test_entry_points_names_stand_for_parts(modules, tmp_path):
     assert config.cellular is not None
     assert config.cellular.neighbourhood.kind == "my_topology:star"
     assert set(config.plugins) == {"my_topology"}
-    done = run_here("train", "squares", *SQUARES[1:], "--runtime", "inline", cwd=tmp_path)
+    squares = ("squares", *SQUARES[1:], "--loss", "mine")
+    done = run_here("train", *squares, "--runtime", "inline", cwd=tmp_path)
     assert done.code == 0, done.err
     (path,) = (tmp_path / "runs").iterdir()
     config = run_config(RunDir.open(path))
     assert (config.data.source, path.name) == ("my_data:squares", "0001-squares-per-class")
-    assert (config.data.size, set(config.plugins)) == (16, {"my_data"})
+    assert (config.data.size, config.training.loss) == (16, "my_loss:mine")
+    assert set(config.plugins) == {"my_data", "my_loss"}
     # What is built in, and what lies here, goes before an entry point's name.
     assert run_here("data", "check", "digits", cwd=tmp_path).out.startswith("digits")
     os.rename(modules.folder / "my_data.py", modules.folder / "other.py")  # noqa: PTH104
