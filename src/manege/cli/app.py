@@ -20,7 +20,6 @@ from manege.errors import (
     EXIT_FAILED_CELL,
     EXIT_FINE,
     EXIT_STOPPED,
-    ConfigError,
 )
 from manege.version import __version__
 
@@ -202,6 +201,7 @@ def train(
     """
     from manege.cli.samples import parse_labels, parse_limits
     from manege.config import resolve_both, to_yaml
+    from manege.config.settings import flags_of
 
     job = launching.Job(launch, ranks, hosts, restarts)
     job.check()
@@ -209,36 +209,40 @@ def train(
         preset=preset,
         file=config,
         flags={
-            "method": method,
-            "rounds": rounds,
-            "budget_s": budget,
-            "seed": seed,
-            "device": device,
             "data.source": data,
-            "data.root": data_root,
-            "data.classes": parse_labels(classes),
-            "data.size": size,
-            "data.channels": channels,
-            "data.limit_per_class": limit_per_class,
-            "data.limits": parse_limits(limit),
-            "networks.kind": networks,
-            "critic.kind": critic,
-            "feature_weights": None if feature_weights is None else str(feature_weights),
-            "training.loss": loss,
-            "training.constraint.kind": constraint,
-            "training.batch": batch,
-            "training.ema": ema,
-            "training.flip": flip,
-            "training.augment.kind": augment,
-            "training.attempts": attempts,
-            "score.metric": score,
-            "score.every_rounds": score_every,
-            "sheets.every_rounds": sheet_every,
-            **_checkpoint_every(checkpoint_every),
-            **_grid(grid),
-            "cellular.neighbourhood.kind": neighbourhood,
-            "cellular.data_fraction": data_fraction,
-            "cellular.exchange": exchange,
+            **flags_of(
+                {
+                    "method": method,
+                    "rounds": rounds,
+                    "budget": budget,
+                    "seed": seed,
+                    "device": device,
+                    "data_root": data_root,
+                    "classes": parse_labels(classes),
+                    "size": size,
+                    "channels": channels,
+                    "limit_per_class": limit_per_class,
+                    "limit": parse_limits(limit),
+                    "networks": networks,
+                    "critic": critic,
+                    "feature_weights": None if feature_weights is None else str(feature_weights),
+                    "loss": loss,
+                    "constraint": constraint,
+                    "batch": batch,
+                    "ema": ema,
+                    "flip": flip,
+                    "augment": augment,
+                    "attempts": attempts,
+                    "score": score,
+                    "score_every": score_every,
+                    "sheet_every": sheet_every,
+                    "checkpoint_every": checkpoint_every,
+                    "grid": grid,
+                    "neighbourhood": neighbourhood,
+                    "data_fraction": data_fraction,
+                    "exchange": exchange,
+                }
+            ),
         },
         sets=sets or (),
     )
@@ -369,13 +373,6 @@ app.command()(watching.watch)
 app.command()(reporting.report)
 
 
-def _checkpoint_every(text: str | None) -> dict[str, Any]:
-    """`10` is rounds, `30s` is time."""
-    if text is None:
-        return {}
-    return {"checkpoints.every_rounds" if text.isdigit() else "checkpoints.every_s": text}
-
-
 def _show_profile(run: Any) -> None:
     """Where a grid's time went."""
     from manege.profile import profile
@@ -384,16 +381,6 @@ def _show_profile(run: Any) -> None:
     found = profile(RunDir.open(run.path).events())
     for line in found.lines() if found else ():
         say(f"  {line}")
-
-
-def _grid(text: str | None) -> dict[str, Any]:
-    """`3x4` is three rows of four cells."""
-    if text is None:
-        return {}
-    rows, times, columns = text.lower().partition("x")
-    if not (times and rows.isdecimal() and columns.isdecimal()):
-        raise ConfigError(f"--grid {text!r}: expected rows x columns, as in --grid 3x3")
-    return {"cellular.rows": int(rows), "cellular.columns": int(columns)}
 
 
 def _report(run: Run, *, as_json: bool) -> None:

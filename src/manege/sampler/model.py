@@ -23,13 +23,14 @@ import safetensors
 import safetensors.numpy
 import torch
 
-from manege import device, errors, machine
+from manege import device, errors, machine, pictures
 from manege.cell.mixture import proportions
 from manege.config import ALL, stream
 from manege.errors import CheckpointError, ConfigError
 from manege.models import Generator, PictureShape, Spec, build_generator, fill, generate
 from manege.runs import cell_folder
 from manege.version import __version__
+from manege.view.notebook import axes, html_of_samples
 
 FORMATS = (1, 2)
 """The formats of model.json. 1: a generator for each label. 2: some name their cell."""
@@ -77,13 +78,31 @@ class Component:
         return f"class {self.label!r}{place}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Samples:
     """Pictures, N×S×S×C bytes, and for each its label and its number within that label."""
 
     pictures: np.ndarray
     labels: tuple[str, ...]
     indices: tuple[int, ...]
+
+    def plot(self, ax: Any = None, columns: int | None = None) -> Any:
+        """Draw a sheet of them on matplotlib's axes, new ones when None; return the axes."""
+        ax = axes(ax)
+        sheet = pictures.grid(self.pictures, columns)
+        ax.imshow(sheet[..., 0] if sheet.shape[2] == 1 else sheet, cmap="gray", vmin=0, vmax=255)
+        ax.set_axis_off()
+        return ax
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.pictures.shape[1:]))
+        return f"Samples({len(self)} pictures of {shape})"
+
+    def _repr_html_(self) -> str:
+        return html_of_samples(self.pictures, self.labels)
 
 
 @dataclass(frozen=True)
