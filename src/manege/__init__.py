@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from manege.config import RunConfig
     from manege.errors import CheckpointError, ConfigError, DataError, MachineError, ManegeError
-    from manege.observer import Observer, Stop
+    from manege.observer import Observer, Stopper
     from manege.sampler import Model, Samples
 
 _MODULES = {
@@ -42,7 +42,7 @@ _MODULES = {
     "manege.errors": (
         *("CheckpointError", "ConfigError", "DataError", "MachineError", "ManegeError"),
     ),
-    "manege.observer": ("Observer", "Stop"),
+    "manege.observer": ("Observer", "Stopper"),
     "manege.sampler": ("Model", "Samples"),
 }
 
@@ -57,7 +57,7 @@ __all__ = [
     "Run",
     "RunConfig",
     "Samples",
-    "Stop",
+    "Stopper",
     "__version__",
     "compare",
     "evaluate",

@@ -10,25 +10,32 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from manege import machine, progress
-from manege.config import RunConfig, resolve_both, shown, stored
+from manege.config import RunConfig, given_yaml, resolve_both, shown, stored
 from manege.config.settings import flags_of, referenced
 from manege.errors import ConfigError, field
-from manege.observer import EventCallback, Observer, Observers, Stop
+from manege.launching import Job
+from manege.observer import Observer, Observers, Stopper
 from manege.runs import RunDir
-from manege.runtime import launch as launched
 from manege.runtime.coordinator import Outcome
-from manege.runtime.driver import drive
-from manege.runtime.messages import NewRun, OldRun, Prepared
+from manege.runtime.messages import NewRun, OldRun
+from manege.starting import (
+    CTRL_C,
+    carried,
+    chosen_runtime,
+    launched_again,
+    launched_new,
+    most_workers,
+    observed,
+    worker_count,
+)
 from manege.stopping import StopSignals
 from manege.view.lines import Lines
-from manege.view.live import for_this_caller
 
 if TYPE_CHECKING:
     from manege.evaluation import Evaluation, EvaluationOptions, Subject
@@ -36,13 +43,12 @@ if TYPE_CHECKING:
     from manege.experiments.sweep import Stage
     from manege.metrics import Counting
     from manege.report.writing import Written
-    from manege.runtime.mpi import World
     from manege.sampler import Model, Samples
     from manege.verdict import Verdict
 
 __all__ = [
     "Run",
-    "Stop",
+    "Stopper",
     "Sweep",
     "compare",
     "continue_run",
@@ -58,9 +64,6 @@ __all__ = [
     "train",
     "verdict",
 ]
-
-_CTRL_C = (signal.SIGINT,)
-"""The signals that a function handles while it trains: all others stay with the program."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,6 +91,7 @@ class Run:
             record.state,
             {key: int(cell["round"]) for key, cell in cells},
             {key: str(cell.get("reason")) for key, cell in cells if cell["state"] == "failed"},
+            sum(one["seconds"] for one in rundir.events() if one["event"] == "run_finished"),
         )
         return cls(rundir.path, stored(rundir.path / "config.yaml"), outcome)
 
@@ -166,6 +170,10 @@ def train(
     on_event: Callable[[dict[str, Any]], object] | None = None,
     observers: Iterable[Observer] = (),
     tensorboard: bool = False,
+    launch: str | None = None,
+    ranks: int | None = None,
+    hosts: str | None = None,
+    restarts: int | None = None,
     **settings: Any,
 ) -> Run:
     """Train on data and return the run once it ends; Ctrl-C saves it and returns it stopped.
@@ -184,8 +192,12 @@ def train(
             process). The result is the same.
         out: the run directory to make; the next free one below ``runs/`` when None.
         on_event: called with each line of events.jsonl, a dict, as it is written.
-        observers: see more than events, and may stop the run: `manege.Observer`, `manege.Stop`.
+        observers: see more than events, and may stop the run: `manege.Observer`, `manege.Stopper`.
         tensorboard: also write scalars and sheets to ``tensorboard/`` in the run directory.
+        launch: ``"mpiexec"`` trains on ranks of an MPI job, which it starts.
+        ranks: with `launch`, how many, the coordinator's included.
+        hosts: with `launch`, the machines to start them on: ``"a:2,b:2"``.
+        restarts: with `launch`, how often a job that died is started again.
         settings: any other setting, by its plain name as on the command line (``batch=64``,
             ``grid="3x3"``, ``networks="mlp"``, ``classes=["3", "8"]``) or by its key with ``__``
             for dots (``networks__hidden=32``). A function or a class of your own stands for
@@ -201,14 +213,25 @@ def train(
         preset=preset, file=_path_if_any("config", config), flags=flags
     )
     place = _path_if_any("out", out)
-    with _observed(on_event, observers, tensorboard=tensorboard) as observer:
-        return start_run(
-            settled,
-            out=place,
-            observer=observer,
-            on_pixels=on_pixels,
-            runtime=chosen_runtime(runtime),
-            workers=worker_count(workers),
+    job = Job(launch, ranks, hosts, restarts)
+    job.check()
+    if job.launch is not None:
+        text = given_yaml(preset=preset, file=_path_if_any("config", config), flags=flags)
+        with observed(on_event, observers, shown=False) as observer:
+            return Run.open(
+                launched_new(job, settled, text, place, workers, observer, tensorboard=tensorboard)
+            )
+    with observed(on_event, observers, tensorboard=tensorboard) as observer:
+        return _or_stopped(
+            observer,
+            lambda: start_run(
+                settled,
+                out=place,
+                observer=observer,
+                on_pixels=on_pixels,
+                runtime=chosen_runtime(runtime),
+                workers=worker_count(workers),
+            ),
         )
 
 
@@ -225,6 +248,10 @@ def resume(
     on_event: Callable[[dict[str, Any]], object] | None = None,
     observers: Iterable[Observer] = (),
     tensorboard: bool = False,
+    launch: str | None = None,
+    ranks: int | None = None,
+    hosts: str | None = None,
+    restarts: int | None = None,
 ) -> Run:
     """Go on with a run, to a new total of rounds or time (``"10m"``) when one is given.
 
@@ -235,15 +262,35 @@ def resume(
         >>> run = manege.train("digits", rounds=2)
         >>> run = manege.resume(run, rounds=4)
     """
-    with _observed(on_event, observers, tensorboard=tensorboard) as observer:
-        return continue_run(
-            _path_of(run),
-            rounds=rounds,
-            budget_s=budget,
-            observer=observer,
-            runtime=chosen_runtime(runtime),
-            workers=worker_count(workers),
+    job = Job(launch, ranks, hosts, restarts)
+    job.check()
+    if job.launch is not None:
+        path = RunDir.open(_path_of(run)).path
+        with observed(on_event, observers, shown=False) as observer:
+            launched_again(*(job, path, rounds, budget, workers, observer), tensorboard=tensorboard)
+        return Run.open(path)
+    with observed(on_event, observers, tensorboard=tensorboard) as observer:
+        return _or_stopped(
+            observer,
+            lambda: continue_run(
+                _path_of(run),
+                rounds=rounds,
+                budget_s=budget,
+                observer=observer,
+                runtime=chosen_runtime(runtime),
+                workers=worker_count(workers),
+            ),
         )
+
+
+def _or_stopped(observer: Observers, training: Callable[[], Run]) -> Run:
+    """Return what training does; the stopped run where a stop came between its making and that."""
+    try:
+        return training()
+    except KeyboardInterrupt as stop:
+        if observer.path is None or not stop.args:  # Nothing was made, or Ctrl-C came twice.
+            raise
+        return Run.open(observer.path)
 
 
 def sample(source: Run | Model | str | Path, count: int = 64, **options: Any) -> Samples:
@@ -349,7 +396,7 @@ def verdict(
     seed: int = 0,
     workers: int | str = "auto",
     data_root: str | None = None,
-    signals: Sequence[signal.Signals] = _CTRL_C,
+    signals: Sequence[signal.Signals] = CTRL_C,
 ) -> Verdict:
     """Say whether a run's pictures help a classifier: use it, use it for some classes, or don't.
 
@@ -367,7 +414,7 @@ def verdict(
     Example:
         >>> run = manege.train("digits", limit={"3": 20}, rounds=2)
         >>> found = manege.verdict(run, seeds=2, steps=5)
-        >>> found.sentence.startswith("Don't")
+        >>> found.outcome in ("use", "use-for-classes", "dont", "copies")
         True
     """
     from manege.verdict import VerdictOptions, judge
@@ -438,7 +485,7 @@ def sweep(
     jobs: int = 1,
     data_root: str | None = None,
     say: Callable[[str], None] | None = None,
-    signals: Sequence[signal.Signals] = _CTRL_C,
+    signals: Sequence[signal.Signals] = CTRL_C,
 ) -> Sweep:
     """Train recipes on the same classes and seeds at equal CPU time, and compare their scores.
 
@@ -553,74 +600,6 @@ def _options(given: Mapping[str, Any]) -> EvaluationOptions:
     return EvaluationOptions(**ready)
 
 
-@contextmanager
-def _observed(
-    on_event: Callable[[dict[str, Any]], object] | None,
-    observers: Iterable[Observer],
-    *,
-    tensorboard: bool,
-) -> Iterator[Observers]:
-    """Have the run shown, its caller's observers told, and Ctrl-C noted, while inside."""
-    more = list(observers)
-    for one in more:
-        if not isinstance(one, Observer):
-            raise ConfigError(f"observers: found {shown(one)}, expected manege.Observer's")
-    if on_event is not None:
-        if not callable(on_event):
-            raise ConfigError(f"on_event: found {shown(on_event)}, expected a function of an event")
-        more.append(EventCallback(on_event))
-    if tensorboard:
-        more.append(tensorboard_writer())
-    with StopSignals(_CTRL_C) as stop:
-        all_of_them = Observers(for_this_caller(), stop, *more)
-        try:
-            yield all_of_them
-        finally:
-            all_of_them.close()
-
-
-def tensorboard_writer() -> Observer:
-    """Return an observer that writes for TensorBoard; raise MachineError without the extra."""
-    from manege.view.tensorboard import TensorBoardWriter, check_installed
-
-    check_installed()
-    return TensorBoardWriter()
-
-
-def worker_count(workers: int | str) -> int | None:
-    """Return the number of workers that was asked for; None for auto."""
-    if workers == "auto":
-        return None
-    if isinstance(workers, str) and workers.isascii() and workers.isdigit():
-        workers = int(workers)
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-        told = workers if isinstance(workers, int | str) else f"found {shown(workers)}"
-        raise ConfigError(f"{field('workers')} {told}: expected a number from 1, or auto")
-    return workers
-
-
-RUNTIMES = ("local", "inline", "mpi")
-
-
-def chosen_runtime(runtime: str | None) -> str:
-    """Return the runtime that was asked for, or the one that suits this process."""
-    from manege import job
-
-    if runtime is not None and runtime not in RUNTIMES:
-        raise ConfigError(
-            f"{field('runtime')}: found {shown(runtime)}, expected one of {', '.join(RUNTIMES)}"
-        )
-    if job.is_joined() and runtime in (None, "mpi"):
-        return "mpi"
-    if runtime == "mpi" or (runtime is None and launched.seat(os.environ) is not None):
-        raise ConfigError(
-            f"{field('runtime')}: this program is no rank of a job of manege's; start it without "
-            "mpiexec, and give launch='mpiexec' and ranks"
-        )
-    # Elsewhere than on Linux there are no files without names to show centres in.
-    return "inline" if runtime == "inline" or sys.platform != "linux" else "local"
-
-
 def _source(data: Any) -> str:
     """Return data as configurations name them: a name, a path, a reference or a digest."""
     if isinstance(data, str | os.PathLike):
@@ -683,7 +662,9 @@ def start_run(
         workers: how many processes train at the same time; None chooses.
     """
     command = command or shlex.join(sys.argv)
-    return _driven(NewRun(config, on_pixels, out, command), observer, runtime, workers)
+    request = NewRun(config, on_pixels, out, command)
+    prepared, outcome = carried(request, Observers(observer or Lines()), runtime, workers)
+    return Run(prepared.path, prepared.config, outcome)
 
 
 def continue_run(
@@ -699,40 +680,7 @@ def continue_run(
 
     The other arguments are those of `start_run`.
     """
-    most = 1 if runtime == "inline" else workers or _most_workers(runtime)
-    return _driven(OldRun(path, rounds, budget_s, most), observer, runtime, workers)
-
-
-def _driven(
-    request: NewRun | OldRun, observer: Observer | None, runtime: str, workers: int | None
-) -> Run:
-    prepared, outcome = _carried(request, Observers(observer or Lines()), runtime, workers)
+    most = 1 if runtime == "inline" else workers or most_workers(runtime)
+    request = OldRun(path, rounds, budget_s, most)
+    prepared, outcome = carried(request, Observers(observer or Lines()), runtime, workers)
     return Run(prepared.path, prepared.config, outcome)
-
-
-def _carried(
-    request: NewRun | OldRun, observers: Observers, runtime: str, workers: int | None
-) -> tuple[Prepared, Outcome]:
-    if runtime == "mpi":
-        from manege.runtime.transports import ranks
-
-        return ranks.run(_world(), request, observers, workers)
-    if runtime == "local":
-        from manege.runtime.transports import local
-
-        return local.run(request, observers, workers)
-    from manege.runtime.transports.inline import Inline
-
-    with Inline(observers) as transport:
-        return drive(request, transport, observers)
-
-
-def _most_workers(runtime: str) -> int:
-    """Return how many workers there can be at the same time."""
-    return _world().size - 1 if runtime == "mpi" else machine.cores()
-
-
-def _world() -> World:
-    from manege import job
-
-    return job.world()

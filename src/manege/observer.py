@@ -86,7 +86,7 @@ class EventCallback(Observer):
         self._function(event)
 
 
-class Stop(Observer):
+class Stopper(Observer):
     """Stops a run when it is called, from another observer, thread or cell: ``stop()``."""
 
     def __init__(self) -> None:
@@ -106,9 +106,12 @@ class Observers(Observer):
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = list(observers)
+        self.path: Path | None = None
+        """The run directory, once there is one."""
 
     def opened(self, path: Path) -> None:
         """Show the run directory to each observer."""
+        self.path = path
         self._each(lambda one: one.opened(path))
 
     def event(self, event: dict[str, Any]) -> None:

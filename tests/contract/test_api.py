@@ -140,7 +140,11 @@ class Breaking(Observer):
 @pytest.mark.parametrize("part", ["event", "step", "opened", "workers", "requests", "nonsense"])
 def test_an_observer_that_breaks_is_left_out_and_the_run_goes_on(part, tmp_path, capsys):
     observer = Breaking(part)
-    flags = {key.replace("__", "."): value for key, value in SMALL.items() if key != "preset"}
+    flags = {
+        key.replace("__", "."): value
+        for key, value in SMALL.items()
+        if key not in ("preset", "runtime")
+    }
     config = resolve(preset="paper", flags={"data.source": "digits", **flags, "rounds": 2})
     run = start_run(config, out=tmp_path / "run", observer=observer)
     assert run.outcome.state == "finished"

@@ -202,8 +202,9 @@ def train(
     from manege.cli.samples import parse_labels, parse_limits
     from manege.config import resolve_both, to_yaml
     from manege.config.settings import flags_of
+    from manege.launching import Job, directory
 
-    job = launching.Job(launch, ranks, hosts, restarts)
+    job = Job(launch, ranks, hosts, restarts)
     job.check()
     settings, on_pixels = resolve_both(
         preset=preset,
@@ -253,7 +254,7 @@ def train(
             say(to_yaml(settings), end="")
         return
     if job.launch is not None:
-        with launching.directory(settings, out) as path:
+        with directory(settings, out) as path:
             again = ["resume", str(path), "--workers", workers, *(["--json"] if json_ else [])]
             again += ["--tensorboard"] if tensorboard else []
             given = [] if out else ["--out", str(path)]
@@ -282,7 +283,9 @@ def resume(
     The result is bit for bit what it would have been without the interruption, as long as torch and
     the processor's instructions are the same; a line says when they are not.
     """
-    job = launching.Job(launch, ranks, hosts, restarts)
+    from manege.launching import Job
+
+    job = Job(launch, ranks, hosts, restarts)
     job.check()
     if job.launch is not None:
         raise typer.Exit(launching.run(job, run))

@@ -67,7 +67,7 @@ def start(
     config: RunConfig, out: Path | None, how: RunOptions, on_pixels: RunConfig | None = None
 ) -> Run:
     """Begin a run, with progress on standard error."""
-    from manege import api
+    from manege import api, starting
 
     with _observed(how) as observer:
         return api.start_run(
@@ -76,14 +76,14 @@ def start(
             observer=observer,
             command=shlex.join(["manege", *sys.argv[1:]]),
             on_pixels=on_pixels,
-            runtime=api.chosen_runtime(how.runtime),
-            workers=api.worker_count(how.workers),
+            runtime=starting.chosen_runtime(how.runtime),
+            workers=starting.worker_count(how.workers),
         )
 
 
 def go_on(path: Path, rounds: int | None, budget: str | None, how: RunOptions) -> Run:
     """Go on with a run, with progress on standard error."""
-    from manege import api
+    from manege import api, starting
 
     with _observed(how) as observer:
         return api.continue_run(
@@ -91,8 +91,8 @@ def go_on(path: Path, rounds: int | None, budget: str | None, how: RunOptions) -
             rounds=rounds,
             budget_s=budget,
             observer=observer,
-            runtime=api.chosen_runtime(how.runtime),
-            workers=api.worker_count(how.workers),
+            runtime=starting.chosen_runtime(how.runtime),
+            workers=starting.worker_count(how.workers),
         )
 
 
@@ -105,9 +105,9 @@ def _observed(how: RunOptions) -> Iterator[Observer]:
 
     more: list[Observer] = []
     if how.tensorboard:
-        from manege import api
+        from manege import starting
 
-        more.append(api.tensorboard_writer())
+        more.append(starting.tensorboard_writer())
     with StopSignals() as signals:
         observers = Observers(for_this_terminal(), signals, *more)
         try:
