@@ -9,6 +9,7 @@ from manege.data.cache import cache_folder
 from manege.data.check import Report, check, sheet
 from manege.data.dataset import ClassCount, Dataset, open_dataset, survey
 from manege.data.named import KNOWN, list_datasets
+from manege.data.objects import object_name, store
 from manege.data.sets import PictureSet, has_labels, read_set, set_of, survey_measured
 from manege.data.split import Split
 from manege.data.stacked import NAME as STACKED
@@ -30,11 +31,13 @@ __all__ = [
     "check",
     "has_labels",
     "list_datasets",
+    "object_name",
     "open_dataset",
     "read_set",
     "round_order",
     "set_of",
     "sheet",
+    "store",
     "survey",
     "survey_measured",
     "toy_of",

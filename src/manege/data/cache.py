@@ -101,19 +101,31 @@ def find(key: str, kind: str = _PICTURES) -> Entry | None:
     The caller then makes it; a warning says so if there is one that is damaged. Content is hashed
     once, and again when the file changes.
     """
-    array, description = _paths(key, kind)
     try:
-        told = json.loads(description.read_bytes())
-        entry = Entry(array, tuple(told["shape"]), str(told["sha256"]))
-        _verify(entry, told["file_bytes"])
+        return read(key, kind)
     except (FileNotFoundError, NotADirectoryError):
         return None
     # Damage makes readers throw whatever its meaning comes to.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        _warn(f"{array}: cannot be used ({reason}); made again")
+        _warn(f"{_paths(key, kind)[0]}: cannot be used ({reason}); made again")
         return None
+
+
+def read(key: str, kind: str) -> Entry:
+    """Return the entry of that key, its content verified; raise whatever is wrong with it."""
+    told = description(key, kind)
+    entry = Entry(_paths(key, kind)[0], tuple(told["shape"]), str(told["sha256"]))
+    _verify(entry, told["file_bytes"])
     return entry
+
+
+def description(key: str, kind: str) -> dict[str, Any]:
+    """Return an entry's description, which nothing has verified; raise OSError or ValueError."""
+    told = json.loads(_paths(key, kind)[1].read_bytes())
+    if not isinstance(told, dict):
+        raise ValueError("its description is none")
+    return told
 
 
 def store(
@@ -134,27 +146,46 @@ def store(
         blocks: bytes; floats are given viewed as bytes, and viewed back after opening.
         kind: the folder that such entries share.
     """
-    array, description = _paths(key, kind)
-    with machine_faults(kind), contextlib.ExitStack() as stack:
-        array.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(array.parent)
-        array_aside = stack.enter_context(_aside(array.parent))
-        digest, file_bytes = _write_array(array_aside, shape, blocks, kind)
-        told = {
-            "shape": shape,
-            "sha256": digest,
-            "file_bytes": file_bytes,
-            "count": len(names),
-            "names": list(names),
-        }
-        description_aside = stack.enter_context(_aside(array.parent))
-        with description_aside.open("xb") as file:
-            file.write(json.dumps(told).encode("ascii"))
-            _sync(file)
-        # Both are safe on disk by now, so nothing but the machine's end comes between these two.
-        array_aside.replace(array)
-        description_aside.replace(description)
-    return Entry(array, shape, digest)
+    with _new_array(kind) as aside:
+        digest, file_bytes = _write_array(aside, shape, blocks, kind)
+        told = {"shape": shape, "sha256": digest, "file_bytes": file_bytes}
+        array = _adopt(key, kind, aside, {**told, "count": len(names), "names": list(names)})
+        return Entry(array, shape, digest)
+
+
+def store_by_content(
+    blocks: Iterable[npt.NDArray[np.uint8]],
+    kind: str,
+    name: Callable[[str], tuple[str, dict[str, Any]]],
+) -> tuple[str, bool]:
+    """Write an entry whose key follows from its content, unless there is one.
+
+    Returns the key, and whether the entry is new.
+
+    What ``blocks`` and ``name`` raise passes through and leaves nothing behind.
+
+    Args:
+        blocks: rows of bytes, which the array holds one after the other; memory holds one.
+        kind: the folder that such entries share.
+        name: given the SHA-256 of all bytes, returns the key and what the description adds.
+    """
+    with _new_array(kind) as aside:
+        digest, file_bytes, shape = _write_row(aside, blocks)
+        key, more = name(digest)
+        told = {"shape": shape, "sha256": digest, "file_bytes": file_bytes, **more}
+        is_new = not holds(key, kind, told)
+        if is_new:
+            _adopt(key, kind, aside, told)
+        return key, is_new
+
+
+def holds(key: str, kind: str, told: dict[str, Any]) -> bool:
+    """Return whether there is an entry of that key, verified, whose description says all that."""
+    if find(key, kind) is None:
+        return False
+    # As it is read back: without tuples.
+    told = json.loads(json.dumps(told))
+    return told.items() <= description(key, kind).items()
 
 
 def trim(kind: str, most_bytes: int) -> None:
@@ -210,14 +241,37 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return shape, by_column, dtype
 
 
+@contextlib.contextmanager
+def _new_array(kind: str) -> Iterator[Path]:
+    """Give a name aside for an entry's array; free it in the end, whatever came of it."""
+    folder = cache_folder() / kind
+    with machine_faults(kind):
+        folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
+        with _aside(folder) as aside:
+            yield aside
+
+
+def _adopt(key: str, kind: str, aside: Path, told: dict[str, Any]) -> Path:
+    """Give an array that is safe on disk its name, and its description beside it; return it."""
+    array, description = _paths(key, kind)
+    with _aside(array.parent) as description_aside:
+        with description_aside.open("xb") as file:
+            file.write(json.dumps(told).encode("ascii"))
+            _sync(file)
+        # Both are safe on disk by now, so nothing but the machine's end comes between these two.
+        aside.replace(array)
+        description_aside.replace(description)
+    return array
+
+
 def _write_array(
     path: Path, shape: tuple[int, ...], blocks: Iterable[npt.NDArray[np.uint8]], kind: str
 ) -> tuple[str, int]:
     digest = hashlib.sha256()
     written = 0
     with path.open("xb") as file:
-        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        _write_header(file, shape)
         for block in blocks:
             content = np.ascontiguousarray(block).data
             digest.update(content)
@@ -227,6 +281,31 @@ def _write_array(
             raise ValueError(f"{written} {kind} were made where {shape[0]} were promised")
         _sync(file)
         return digest.hexdigest(), file.tell()
+
+
+def _write_row(path: Path, blocks: Iterable[npt.NDArray[np.uint8]]) -> tuple[str, int, tuple[int]]:
+    """Write bytes of which nobody knows how many will come; return digest, size and shape."""
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        _write_header(file, (0,))
+        before = file.tell()
+        for block in blocks:
+            content = np.ascontiguousarray(block).data
+            digest.update(content)
+            file.write(content)
+        end = file.tell()
+        file.seek(0)
+        # numpy leaves room in a header for the first axis to grow.
+        _write_header(file, (end - before,))
+        assert file.tell() == before
+        _sync(file)
+        return digest.hexdigest(), end, (end - before,)
+
+
+def _write_header(file: IO[bytes], shape: tuple[int, ...]) -> None:
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "|u1", "fortran_order": False, "shape": shape}
+    )
 
 
 def _sync(file: IO[bytes]) -> None:

@@ -21,6 +21,7 @@ from manege.data.labelled import open_images
 from manege.data.labels import choose, listed, nearest, printable
 from manege.data.named import KNOWN, open_named
 from manege.data.npz import open_npz
+from manege.data.objects import ObjectSource, object_name, open_object
 from manege.data.split import HASH_RULE, Split, by_hash, divide, held_out_count
 from manege.data.toys import TOYS
 from manege.errors import DataError, field
@@ -32,7 +33,7 @@ FLIPPABLE = frozenset({"fashion-mnist", "cifar10", "cifar100", "cifar100-coarse"
 """Named datasets whose pictures may be mirrored; a mirrored digit is no digit."""
 
 
-Source = ArraySource | FolderSource
+Source = ArraySource | FolderSource | ObjectSource
 """A kind of dataset: what it holds and how it decodes; knows no split but an official one."""
 
 
@@ -186,6 +187,8 @@ def open_source(config: DataConfig) -> Source:
     """Open and return what the configuration names."""
     if config.source in KNOWN:
         return open_named(config.source, config.root)
+    if object_name(config.source) is not None:
+        return open_object(config.source)
     path = user_path(config.source)
     if path.is_dir():
         return open_images(path)

@@ -86,6 +86,24 @@ def decode(path: Path, form: Form) -> npt.NDArray[np.uint8]:
         return to_form(_flat(image), form)
 
 
+def read_pixels(path: Path) -> npt.NDArray[np.uint8]:
+    """Return the whole picture upright, height x width x 1 if it is grey, else x 3."""
+    with _opened(path) as image:
+        return _whole(image)
+
+
+def pixels_of(image: Image.Image) -> npt.NDArray[np.uint8]:
+    """Return an opened picture as :func:`read_pixels` does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _whole(image)
+        except (Broken, MemoryError):
+            raise
+        except Exception as error:
+            raise Broken(_line(error)) from error
+
+
 def to_form(picture: Image.Image, form: Form) -> npt.NDArray[np.uint8]:
     """Return the grey or colour picture, cropped about its centre and resampled if needed."""
     mode = "L" if form.channels == 1 else "RGB"
@@ -137,6 +155,13 @@ def _seen(image: Image.Image) -> PictureHeader:
     if width * height > MAX_PIXELS:
         raise Broken(_too_large(f"{width}x{height}"))
     return PictureHeader(width, height, image.mode, _is_grey(image))
+
+
+def _whole(image: Image.Image) -> npt.NDArray[np.uint8]:
+    grey = _seen(image).grey
+    picture = _flat(image)
+    pixels = np.asarray(picture.convert("L") if grey else picture, dtype=np.uint8)
+    return pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
 
 
 def _too_large(found: str) -> str:

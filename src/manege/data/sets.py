@@ -26,6 +26,7 @@ from manege.data.folder import FolderSource, open_flat, open_folder
 from manege.data.labelled import open_labelled
 from manege.data.labels import printable
 from manege.data.npz import open_pictures
+from manege.data.objects import ObjectSource, object_name, open_object
 from manege.data.split import Split
 from manege.errors import ConfigError, DataError
 from manege.files import user_path
@@ -99,12 +100,12 @@ def set_of(
 
 
 def read_set(source: Path, *, size: int | None = None, channels: int | None = None) -> PictureSet:
-    """Return all pictures of a folder or an .npz file, whoever made them.
+    """Return all pictures of a folder, an .npz file or an object, whoever made them.
 
     Args:
         source: a folder with a labels.csv (the pictures it lists), with a subfolder a class, or
             with train/ and test/ (joined), or of pictures alone (no labels); an .npz with images,
-            maybe labels.
+            maybe labels; or the source of an object that is in the cache.
         size: bring them to this side; None expects that all have the same.
         channels: bring them to grey or colour; None is grey where all are.
     """
@@ -175,7 +176,9 @@ def _labels(pieces: Sequence[_Piece]) -> tuple[str, ...]:
 
 
 def _open(path: Path) -> tuple[Source, bool]:
-    """Return the source at a path, and whether it has labels."""
+    """Return the source at a path, or of an object, and whether it has labels."""
+    if object_name(str(path)) is not None:
+        return open_object(str(path)), True
     path = user_path(path)
     if path.is_dir():
         return _open_folder(path)
@@ -208,6 +211,8 @@ def _open_folder(path: Path) -> tuple[FolderSource, bool]:
 
 def _form(source: Source, path: Path, size: int | None, channels: int | None) -> Form:
     """Return the form asked for, completed from what the pictures are."""
+    if isinstance(source, ObjectSource):
+        path = Path(source.name)
     points = isinstance(source, ArraySource) and source.shape == POINT
     if points or (size, channels) == (1, 2):
         return _form_of_points(path, size, channels, found=points)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from manege.config import DataConfig, RunConfig
-from manege.data import KNOWN, Dataset, Split, open_dataset
+from manege.data import KNOWN, Dataset, Split, object_name, open_dataset
 from manege.errors import ConfigError, DataError, field
 from manege.files import user_path
 from manege.runs import RunDir
@@ -174,7 +174,7 @@ def _data_config(config: RunConfig, options: VerdictOptions) -> DataConfig:
     """Return the run's data configuration with its limits, at the place where the data are now."""
     changes: dict[str, str] = {}
     if options.data is not None:
-        known = options.data in KNOWN
+        known = options.data in KNOWN or object_name(options.data) is not None
         changes["source"] = options.data if known else str(user_path(options.data))
     if options.data_root is not None:
         changes["root"] = options.data_root

@@ -26,7 +26,7 @@ from manege.config import (
     stream,
     to_yaml,
 )
-from manege.data import KNOWN, Dataset, Split, open_dataset, set_of
+from manege.data import KNOWN, Dataset, Split, object_name, open_dataset, set_of
 from manege.errors import CheckpointError, ConfigError, DataError, ManegeError, field
 from manege.failpoints import failpoint
 from manege.files import below, user_path
@@ -361,7 +361,7 @@ def environment() -> dict[str, Any]:
 def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
     """Return the configuration with what the data decided: size, channels, flips, the full path."""
     source = config.data.source
-    if source not in KNOWN:
+    if source not in KNOWN and object_name(source) is None:
         source = str(user_path(source).resolve())  # Resume may start elsewhere.
     flip = config.training.flip
     settled = {
