@@ -7,14 +7,13 @@ and added up, whole-array passes that can ride on a multiplication. The formulas
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from manege.config import Activation
-from manege.models.layers import SLOPE, Dense
+from manege.models.layers import SLOPE, Dense, constant
 
 
 class ManualMLP(NamedTuple):
@@ -76,15 +75,11 @@ def _activate(x: Tensor, activation: Activation | None) -> Tensor:
             return torch.relu_(x)
         case Activation.TANH:
             # tanh x = 2σ(2x) - 1, as in `layers.tanh_`.
-            return torch.add(_minus_one(x.dtype, x.device), x.sigmoid_(), alpha=2, out=x)
+            return torch.add(
+                constant("minus one", -1.0, x.dtype, x.device), x.sigmoid_(), alpha=2, out=x
+            )
         case _:
             return x
-
-
-@cache
-def _minus_one(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return -1 as a tensor, made once."""
-    return torch.tensor(-1.0, dtype=dtype, device=device)
 
 
 def _before_activation(gradient: Tensor, result: Tensor, activation: Activation | None) -> Tensor:

@@ -5,9 +5,9 @@ Shape legend: B pictures, C channels, H W sides, I inputs, O outputs.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,10 +44,10 @@ def tanh_(x: Tensor) -> Tensor:
 class _Tanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.mul_(2).sigmoid_().mul_(2).sub_(1)
+        x.mul_(2).sigmoid_().mul_(2).sub_(1)
         ctx.mark_dirty(x)
-        ctx.save_for_backward(y)
-        return y
+        ctx.save_for_backward(x)
+        return x
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -95,13 +95,34 @@ def spread_kernel(weight_OI33: Tensor) -> Tensor:
     return spread_I16O.view(inputs, 4, 4, outputs).permute(0, 3, 1, 2)
 
 
-@cache
+# Per axis the taps (a, b, c) become (c, b+c, a+b, a); both axes together are a 16×9 matrix.
+_AXIS = np.array([[0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]])
+_SPREAD: list[list[int]] = np.kron(_AXIS, _AXIS).tolist()
+
+
 def _spread_matrix(dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the matrix that takes the nine taps of a 3×3 kernel to the sixteen of a 4×4 one."""
-    # Per axis the taps (a, b, c) become (c, b+c, a+b, a); both axes together are a 16×9 matrix.
-    axis = [[0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]]
-    rows = torch.tensor(axis, dtype=dtype, device=device)
-    return torch.kron(rows, rows)
+    return constant("spread", _SPREAD, dtype, device)
+
+
+_constants: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+
+def constant(
+    name: str, values: float | list[list[int]], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return a named constant as a tensor, which is made once.
+
+    One made while torch follows the program, as `torch.export` does, is not kept: it has no
+    numbers, and would break whatever is computed later. So would one made for inference alone.
+    """
+    found = _constants.get((name, dtype, device))
+    if found is None:
+        found = torch.tensor(values, dtype=dtype, device=device)
+        followed = type(found) is not Tensor or torch.compiler.is_compiling()
+        if not followed and not found.is_inference():
+            _constants[name, dtype, device] = found
+    return found
 
 
 class SpectralLayer(nn.Module):

@@ -29,13 +29,25 @@ from manege.config import ALL, stream
 from manege.errors import CheckpointError, ConfigError
 from manege.models import Generator, PictureShape, Spec, build_generator, fill, generate
 from manege.runs import cell_folder
+from manege.sampler.latents import (
+    CHUNK,
+    End,
+    Latents,
+    by_chance,
+    drawn_chunk,
+    end_of,
+    latents_of,
+    pictures_at,
+    shares,
+    way,
+)
+from manege.sampler.module import module_of
+from manege.sampler.plain import Sampler
 from manege.version import __version__
 from manege.view.notebook import axes, html_of_samples
 
 FORMATS = (1, 2)
 """The formats of model.json. 1: a generator for each label. 2: some name their cell."""
-CHUNK = 32
-"""The number of pictures generated at once, always: a batch of another size gives other bits."""
 
 
 class Mixing(StrEnum):
@@ -250,14 +262,12 @@ class Model:
     ) -> np.ndarray:
         """Return the pictures with these numbers of one generator."""
         generator = self.generator(component, on)
-        purpose = "sample" if component.cell is None else f"sample {component.cell}"
         chunks = []
         first, last = numbers.start // CHUNK, -(-numbers.stop // CHUNK)
         # One thread: two would change a convolution's bits.
         with device.threads(1):
             for chunk in range(first, last):
-                rng = stream(seed, cell=component.label, purpose=purpose, step=chunk)
-                z_BZ = rng.standard_normal((CHUNK, generator.latent), dtype=np.float32)
+                z_BZ = drawn_chunk(component, generator.latent, seed, chunk)
                 chunks.append(generate(generator, z_BZ))
                 if progress is not None:
                     progress(min(numbers.stop, (chunk + 1) * CHUNK) - numbers.start)
@@ -293,6 +303,120 @@ class Model:
             f"label {label!r}: not in this model, which has {_list(self.labels)}"
             + (f"; did you mean {near[0]}?" if near else "")
         )
+
+    def module(self, label: str | None = None) -> Sampler:
+        """Return the whole model, or one label of it, as a plain torch module.
+
+        ``forward(z, label, u)`` takes latents N×Z, for each the position of its label in
+        `labels` (-1: any, by p(y)), and a number from [0, 1) that chooses where several generators
+        draw a label. It gives N×C×S×S floats from -1 to 1, those of `sample` at equal latents.
+
+        Example:
+            >>> import torch
+            >>> module = manege.load_model("model").module("8")
+            >>> pictures = module(torch.randn(16, module.latent))
+        """
+        return module_of(self, label)[0]
+
+    def latents(
+        self,
+        indices: int | Sequence[int],
+        *,
+        label: str | None = None,
+        seed: int = 0,
+        mixing: str = Mixing.EXACT,
+    ) -> Latents:
+        """Return the latents of pictures that `sample` draws: ``generate(*latents)`` is these.
+
+        Args:
+            indices: the pictures' numbers within their label, from 0: `Samples.indices`.
+            label: of all of them; may be left out where the model has one.
+            seed: as for `sample`.
+            mixing: as for `sample`.
+        """
+        own = self._only(label)
+        numbers = (
+            [int(indices)]
+            if isinstance(indices, int | np.integer)
+            else [int(index) for index in indices]
+        )
+        if not numbers or min(numbers) < 0:
+            least = min(numbers, default="none")
+            raise ConfigError(f"indices: found {least}, expected pictures' numbers from 0 up")
+        how, components = _known_mixing(mixing), self.components_of(own)
+        owner_N = _owners(components, max(numbers) + 1, seed, how)
+        return latents_of(self, own, numbers, owner_N, seed)
+
+    def generate(
+        self,
+        z: Any,
+        label: str | Sequence[str] | None = None,
+        u: Any = None,
+        *,
+        device_name: str = "cpu",
+    ) -> Samples:
+        """Draw the pictures at given latents.
+
+        Args:
+            z: latents N×Z, an array or a tensor, made for the standard normal distribution.
+            label: one for all, or one for each; drawn by p(y), as `u` says, when None.
+            u: a number from [0, 1) for each latent, which chooses the generator where a label has
+                several; may be left out where there is no choice.
+            device_name: where the generators run.
+        """
+        pictures, labels = pictures_at(self, z, label, u, device.resolve(device_name))
+        return Samples(pictures, tuple(labels), tuple(range(len(labels))))
+
+    def interpolate(
+        self,
+        a: Any,
+        b: Any,
+        steps: int = 16,
+        *,
+        label: str | None = None,
+        to_label: str | None = None,
+        seed: int = 0,
+        mixing: str = Mixing.EXACT,
+        device_name: str = "cpu",
+    ) -> Samples:
+        """Draw the way between two pictures, both included, along the sphere of their latents.
+
+        Args:
+            a: the first: its number within its label, as `sample` draws it, or a latent.
+            b: the last, likewise.
+            steps: how many pictures, at least 2.
+            label: of the first; may be left out where the model has one.
+            to_label: of the last, that of the first when None; another needs a conditional model.
+            seed: that numbers are drawn with.
+            mixing: as for `sample`.
+            device_name: where the generators run.
+        """
+        if steps < 2:
+            raise ConfigError(f"{errors.field('steps')} {steps}: expected at least 2 pictures")
+        require_memory(f"{errors.field('steps')} {steps}", steps, self.shape)
+        first = self._only(label)
+        last = first if to_label is None else to_label
+        self.components_of(last)
+
+        def end(name: str, given: Any, own: str) -> End:
+            whole = isinstance(given, int | np.integer)
+            drawn = self.latents([given], label=own, seed=seed, mixing=mixing) if whole else None
+            return end_of(self, name, own, given, drawn)
+
+        ends = end("a", a, first), end("b", b, last)
+        pictures = way(self, *ends, steps, device.resolve(device_name))
+        named = first if first == last else f"{first} to {last}"
+        return Samples(pictures, (named,) * steps, tuple(range(steps)))
+
+    def _only(self, label: str | None) -> str:
+        """Return that label, or the only one there is."""
+        if label is None and len(self.labels) > 1:
+            raise ConfigError(
+                f"{errors.field('label')}: found none, expected one of {_list(self.labels)}"
+            )
+        own = self.labels[0] if label is None else label
+        self.components_of(own)
+        return own
 
     def merged(self, other: Model) -> Model:
         """Return a model with the generators of both; its p(y) follows the summed weights."""
@@ -366,7 +490,7 @@ class Model:
             )
         uniform_N = stream(seed, cell="", purpose="labels").random(count)
         names = list(weights)
-        return [names[i] for i in _by_chance(weights.values(), uniform_N)]
+        return [names[i] for i in by_chance(weights.values(), uniform_N)]
 
 
 def require_memory(asked: str, count: int, shape: PictureShape) -> None:
@@ -383,23 +507,9 @@ def _owners(components: Sequence[Component], count: int, seed: int, mixing: Mixi
     """Return, for each picture of a label, which of its components draws it."""
     weights = [component.weight for component in components]
     if mixing is Mixing.EXACT:
-        return proportions(np.array(_shares(weights)), count)
+        return proportions(np.array(shares(weights)), count)
     uniform_N = stream(seed, cell=components[0].label, purpose="mixing").random(count)
-    return _by_chance(weights, uniform_N)
-
-
-def _by_chance(weights: Iterable[float], uniform_N: np.ndarray) -> np.ndarray:
-    """Return, for each number from [0, 1), a position, in proportion to the weights."""
-    # By inverse distribution function, so that no place depends on how many follow.
-    edges = np.cumsum(_shares(weights))
-    edges[-1] = 1.0
-    return np.searchsorted(edges, uniform_N, side="right")
-
-
-def _shares(weights: Iterable[float]) -> list[float]:
-    given = [*weights]
-    total = sum(given)
-    return [weight / total for weight in given]
+    return by_chance(weights, uniform_N)
 
 
 def _known_mixing(text: str) -> Mixing:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +29,16 @@ _NETWORKS: TypeAdapter[Spec] = TypeAdapter(Networks)
 
 def save(model: Model, folder: Path, *, replace: bool = False) -> None:
     """Write the model to a folder, which appears whole or not at all."""
+    with new_folder(folder, replace=replace) as aside:
+        write_model(model, aside, folder)
+
+
+@contextmanager
+def new_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty folder, which gets its name when all went well and is gone otherwise."""
     if folder.exists() and not replace and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"{folder}: already exists; choose another {field('out')}, or remove it first"
-        )
-    if same := namesakes((component.name, component.file) for component in model.components):
-        one, other, file = same
-        raise ConfigError(
-            f"{folder}: {one} and {other} would share the file {file}; drop one of them first: "
-            "manege model drop"
         )
     aside = folder.with_name(f".{folder.name}.aside")
     with blaming(folder):
@@ -43,15 +46,26 @@ def save(model: Model, folder: Path, *, replace: bool = False) -> None:
             folder.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
-            for component in model.components:
-                write_atomic(below(aside, component.file), component.read())
-            text = json.dumps(model.description(), indent=1, ensure_ascii=False)
-            write_atomic(aside / "model.json", text.encode())
+            yield aside
             if folder.exists():
                 shutil.rmtree(folder)
             aside.rename(folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_model(model: Model, into: Path, folder: Path) -> None:
+    """Write a model's files into a folder; errors name the one that it is to become."""
+    if same := namesakes((component.name, component.file) for component in model.components):
+        one, other, file = same
+        raise ConfigError(
+            f"{folder}: {one} and {other} would share the file {file}; drop one of them first: "
+            "manege model drop"
+        )
+    for component in model.components:
+        write_atomic(below(into, component.file), component.read())
+    text = json.dumps(model.description(), indent=1, ensure_ascii=False)
+    write_atomic(into / "model.json", text.encode())
 
 
 def load(folder: Path) -> Model:
