@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from manege.config import RunConfig
     from manege.errors import CheckpointError, ConfigError, DataError, MachineError, ManegeError
+    from manege.models import Loss
     from manege.observer import Observer, Stopper
     from manege.sampler import Model, Samples
 
@@ -42,6 +43,7 @@ _MODULES = {
     "manege.errors": (
         *("CheckpointError", "ConfigError", "DataError", "MachineError", "ManegeError"),
     ),
+    "manege.models": ("Loss",),
     "manege.observer": ("Observer", "Stopper"),
     "manege.sampler": ("Model", "Samples"),
 }
@@ -50,6 +52,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "Loss",
     "MachineError",
     "ManegeError",
     "Model",

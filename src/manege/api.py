@@ -174,6 +174,8 @@ def train(
     ranks: int | None = None,
     hosts: str | None = None,
     restarts: int | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
     **settings: Any,
 ) -> Run:
     """Train on data and return the run once it ends; Ctrl-C saves it and returns it stopped.
@@ -198,6 +200,8 @@ def train(
         ranks: with `launch`, how many, the coordinator's included.
         hosts: with `launch`, the machines to start them on: ``"a:2,b:2"``.
         restarts: with `launch`, how often a job that died is started again.
+        image_column: the column of pictures of a dataset or frame; found when None.
+        label_column: the column of labels, likewise.
         settings: any other setting, by its plain name as on the command line (``batch=64``,
             ``grid="3x3"``, ``networks="mlp"``, ``classes=["3", "8"]``) or by its key with ``__``
             for dots (``networks__hidden=32``). A function or a class of your own stands for
@@ -208,7 +212,8 @@ def train(
         >>> run.sample(12, label="8", seed=7).save("eights.png")
     """
     given = {"method": method, "rounds": rounds, "budget": budget, **settings}
-    flags = {"data.source": _source(data)} | flags_of(given, known=_OF_TRAIN)
+    source = _source(data, image_column=image_column, label_column=label_column)
+    flags = {"data.source": source} | flags_of(given, known=_OF_TRAIN)
     settled, on_pixels = resolve_both(
         preset=preset, file=_path_if_any("config", config), flags=flags
     )
@@ -601,15 +606,16 @@ def _options(given: Mapping[str, Any]) -> EvaluationOptions:
     return EvaluationOptions(**ready)
 
 
-def _source(data: Any) -> str:
+def _source(data: Any, **columns: str | None) -> str:
     """Return data as configurations name them: a name, a path, a reference or a digest."""
-    if isinstance(data, str | os.PathLike):
-        return os.fspath(data)
-    if isinstance(named := referenced(data, "data"), str):
-        return named
+    named = referenced(data, "data")
+    if isinstance(named, str | os.PathLike):
+        if given := [name for name, column in columns.items() if column is not None]:
+            raise ConfigError(f"{given[0]}: only for a dataset or a frame; leave it out")
+        return os.fspath(named)
     from manege.data import objects
 
-    return objects.store(data, say=progress.tell)
+    return objects.store(data, say=progress.tell, **columns)
 
 
 def _reference(data: Any) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, NamedTuple
 
-from manege import progress
+from manege import plugins, progress
 from manege.config import RunConfig
 from manege.errors import (
     EXIT_FAILED_CELL,
@@ -74,7 +74,8 @@ def directory(config: RunConfig, out: Path | None) -> Iterator[Path]:
     if out is not None:
         yield out
         return
-    path = RunDir.reserve(f"{Path(config.data.source).stem}-{config.method.value}")
+    data, method = Path(plugins.short(config.data.source)).stem, plugins.short(config.method)
+    path = RunDir.reserve(f"{data}-{method}")
     try:
         yield path
     finally:
@@ -183,7 +184,12 @@ def _carried_out(
     out = None if following is None else subprocess.DEVNULL
     words = None if following is None else following.words
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=out, stderr=words, process_group=0
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=words,
+        process_group=0,
+        env=plugins.environment(),
     ) as process:
         told = False
         try:

@@ -11,9 +11,10 @@ import hashlib
 import inspect
 import os
 import re
+import site
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -40,6 +41,11 @@ def reference_named(text: str) -> str | None:
         return text
     found = [point.value for point in entry_points(group=GROUP, name=text)]
     return found[0].replace(" ", "") if found and is_reference(found[0].replace(" ", "")) else None
+
+
+def short(name: str) -> str:
+    """Return the last part of a reference, or another name as it is: for names of folders."""
+    return name.rpartition(":")[2] if is_reference(name) else name
 
 
 def reference_to(part: Any, where: str) -> str:
@@ -95,14 +101,84 @@ def load(reference: str, where: str) -> Any:
     return found
 
 
+_imported: dict[str, tuple[Any, str]] = {}
+"""The spec of each module as it was imported, and the digest of its file when first looked at."""
+
+
 def source_digest(reference: str, where: str) -> str:
-    """Return the SHA-256 of the source file of a reference's module."""
-    file = getattr(_module(reference.partition(":")[0], where), "__file__", None)
+    """Return the SHA-256 of the source file of a reference's module.
+
+    Raises ConfigError if the file has changed since this process first looked at it: what runs
+    would not be what the digest names.
+    """
+    module = _module(name := reference.partition(":")[0], where)
+    file = getattr(module, "__file__", None)
     if file is None:
         raise ConfigError(
             f"{where}: {reference} comes from no file; put it into a module of its own"
         )
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    spec, known = _imported.setdefault(name, (module.__spec__, digest))
+    if spec is not module.__spec__:  # It was reloaded.
+        _imported[name] = module.__spec__, digest
+    elif known != digest:
+        raise ConfigError(
+            f"{where}: {file} has changed since this process imported it; reload it with "
+            "importlib.reload, or start Python anew"
+        )
+    return digest
+
+
+def source_digests(references: Mapping[str, str]) -> dict[str, str]:
+    """Import every reference; return the SHA-256 of each module's source, by its name.
+
+    Args:
+        references: dotted field to reference, as of `RunConfig.references`.
+    """
+    digests = {}
+    for where, reference in references.items():
+        load(reference, where)
+        digests[reference.partition(":")[0]] = source_digest(reference, where)
+    return digests
+
+
+def check_sources(references: Mapping[str, str], known: Mapping[str, str], advice: str) -> None:
+    """Import every reference; raise ConfigError if a module's source is not the known one.
+
+    Args:
+        references: dotted field to reference.
+        known: module to the SHA-256 of its source.
+        advice: what to do where a source has changed.
+    """
+    for name, digest in source_digests(references).items():
+        if name in known and known[name] != digest:
+            raise ConfigError(
+                f"module {name} ({_file(sys.modules[name])}): SHA-256 of its source is "
+                f"{digest[:12]}…, expected {known[name][:12]}…; {advice}"
+            )
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment, with which another Python finds the same modules.
+
+    A script's folder and what was put on `sys.path` by hand go into PYTHONPATH.
+    """
+    installed = [sys.prefix, sys.base_prefix, sys.exec_prefix, site.getusersitepackages()]
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    here = [os.path.abspath(folder) for folder in sys.path]  # noqa: PTH100 - "" is the folder here.
+    more = [
+        folder
+        for folder in dict.fromkeys(here)
+        if os.pathsep not in folder
+        and not any(Path(folder).is_relative_to(one) for one in installed)
+    ]
+    # In the order that they have here.
+    path = os.pathsep.join(dict.fromkeys([*more, *filter(None, named)]))
+    return {**os.environ, **({"PYTHONPATH": path} if path else {})}
+
+
+class PartError(ConfigError):
+    """The code of a part from outside the package has failed, or returned what it must not."""
 
 
 @contextmanager
@@ -113,7 +189,17 @@ def blamed(reference: str, what: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(told(error, reference, what)) from error
+        raise PartError(told(error, reference, what)) from error
+
+
+def at_fault(error: BaseException, references: Iterable[str]) -> str | None:
+    """Return the line about an error that passed through the code of one of these parts, if any."""
+    files = {file for one in traceback.extract_tb(error.__traceback__) if (file := one.filename)}
+    for reference in references:
+        module = sys.modules.get(reference.partition(":")[0])
+        if module is not None and _file(module) in files:
+            return told(error, reference, "its code")
+    return None
 
 
 def told(error: BaseException, reference: str, what: str) -> str:

@@ -1,4 +1,4 @@
-"""Which cells exchange centres: a torus, a ring or no edges at all, and a schedule over the rounds.
+"""Which cells exchange centres: a torus, a ring, no edges or one's own, and their schedule.
 
 Cells are keys in row-major order. It knows no ranks, tensors, processes or configuration.
 """
@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from manege import plugins
+from manege.errors import ConfigError
 
 Offset = tuple[int, int]
 """Rows down and columns right."""
@@ -70,6 +74,60 @@ def ring(keys: Sequence[str], radius: int = 1) -> Topology:
 def isolated(keys: Sequence[str]) -> Topology:
     """Return cells without neighbours."""
     return torus(keys, len(keys), ())
+
+
+def own(
+    reference: str, keys: Sequence[str], rows: int, columns: int, params: Mapping[str, Any]
+) -> Topology:
+    """Return the topology that a function from outside the package makes for a grid.
+
+    The function is given the keys, rows, columns and its own parameters, and returns a `Topology`
+    or a mapping from each cell to those it hears. Raise ConfigError for anything else.
+    """
+    where = "cellular.neighbourhood"
+    make = plugins.load(reference, where)
+    if not callable(make):
+        raise ConfigError(f"{where}: {reference} is no function, expected one that gives links")
+
+    def made() -> Topology:
+        with plugins.blamed(reference, "the topology"):
+            found = make(tuple(keys), rows, columns, **params)
+        return _own_links(reference, found, keys)
+
+    topology = made()
+    if dict(made().neighbours) != dict(topology.neighbours):
+        raise ConfigError(
+            f"{reference}: the topology differs from call to call, expected one that follows from "
+            "the cells alone; draw from a generator with a fixed seed"
+        )
+    return topology
+
+
+def _own_links(reference: str, found: object, keys: Sequence[str]) -> Topology:
+    """Return what a function gave as a topology of these cells, in their order."""
+    links = found.neighbours if isinstance(found, Topology) else found
+    if not isinstance(links, Mapping):
+        raise ConfigError(
+            f"{reference}: the topology is {type(found).__name__}, expected a Topology or a "
+            "mapping from each cell to those it hears"
+        )
+    if set(links) != set(keys):
+        odd = sorted(map(str, set(links) ^ set(keys)))
+        raise ConfigError(
+            f"{reference}: the topology has {len(links)} cells, expected the {len(keys)} of the "
+            f"grid; look at {', '.join(odd[:3])}"
+        )
+    for cell, heard in links.items():
+        # A set's order is another in each process, and the order of centres decides bits.
+        if not isinstance(heard, tuple | list) or not set(map(type, heard)) <= {str}:
+            raise ConfigError(
+                f"{reference}: cell {cell!r} hears {type(heard).__name__}, expected a tuple of "
+                "other cells' keys"
+            )
+    try:
+        return Topology({cell: tuple(links[cell]) for cell in keys})
+    except ValueError as error:
+        raise ConfigError(f"{reference}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def test_ranks_are_launched_followed_and_stopped(run, tmp_path, monkeypatch, cap
     assert by_ranks.model.digest == run.model.digest
     assert (seen[0], seen[-1]) == ("run_started", "run_finished")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [by_ranks.path.name]
-    with pytest.raises(ConfigError, match="^data nothing: no dataset of that name"):
+    with pytest.raises(ConfigError, match=r"^data nothing: no dataset of that name"):
         manege.train("nothing", **small, **job)
     stop = manege.Stopper()
     stopped = by_ranks.resume(rounds=100_000, on_event=lambda one: stop(), observers=[stop], **job)

@@ -19,7 +19,7 @@ from manege.cell import Batch, Noise, Pair
 from manege.config import (
     Activation,
     ClipConstraint,
-    Loss,
+    LossName,
     PenaltyConstraint,
     R1Constraint,
     R1R2Constraint,
@@ -378,7 +378,7 @@ class PlainPair:
         fakes = _changed(self.generator(noise.z_BZ, labels), noise.fake_changes)
         fake = self.discriminator(fakes, noise.fake_factors_BW, labels)
         real = None
-        if self.training.loss is Loss.RELATIVISTIC:
+        if self.training.loss is LossName.RELATIVISTIC:
             reals = _changed(batch.pictures, noise.real_changes)
             real = self.discriminator(reals, noise.real_factors_BW, labels)
         loss = _generator_loss(self.training.loss, fake, real)
@@ -397,33 +397,33 @@ def _gradients(value: Tensor, pictures: Tensor) -> Tensor:
     return found.reshape(len(pictures), -1)
 
 
-def _discriminator_loss(loss: Loss, real: Tensor, fake: Tensor) -> Tensor:
+def _discriminator_loss(loss: LossName, real: Tensor, fake: Tensor) -> Tensor:
     ones, zeros = torch.ones_like(real), torch.zeros_like(fake)
     bce = F.binary_cross_entropy_with_logits
     match loss:
-        case Loss.BCE | Loss.MINIMAX:
+        case LossName.BCE | LossName.MINIMAX:
             return bce(real, ones) + bce(fake, zeros)
-        case Loss.LEAST_SQUARES:
+        case LossName.LEAST_SQUARES:
             return 0.5 * F.mse_loss(real, ones) + 0.5 * F.mse_loss(fake, zeros)
-        case Loss.HINGE:
+        case LossName.HINGE:
             return torch.clamp(1 - real, min=0).mean() + torch.clamp(1 + fake, min=0).mean()
-        case Loss.RELATIVISTIC:
+        case LossName.RELATIVISTIC:
             return bce(real - fake, ones)
-        case Loss.WASSERSTEIN:
+        case LossName.WASSERSTEIN:
             return -torch.mean(real) + torch.mean(fake)
 
 
-def _generator_loss(loss: Loss, fake: Tensor, real: Tensor | None) -> Tensor:
+def _generator_loss(loss: LossName, fake: Tensor, real: Tensor | None) -> Tensor:
     ones, zeros = torch.ones_like(fake), torch.zeros_like(fake)
     bce = F.binary_cross_entropy_with_logits
     match loss:
-        case Loss.BCE:
+        case LossName.BCE:
             return bce(fake, ones)
-        case Loss.MINIMAX:
+        case LossName.MINIMAX:
             return -bce(fake, zeros)
-        case Loss.LEAST_SQUARES:
+        case LossName.LEAST_SQUARES:
             return 0.5 * F.mse_loss(fake, ones)
-        case Loss.HINGE | Loss.WASSERSTEIN:
+        case LossName.HINGE | LossName.WASSERSTEIN:
             return -torch.mean(fake)
-        case Loss.RELATIVISTIC:
+        case LossName.RELATIVISTIC:
             return bce(fake - real, ones)

@@ -905,7 +905,8 @@ def test_no_picture_is_decoded_or_opened_twice(monkeypatch, tmp_path):
 
 
 def _shares(*sets: str) -> Shares:
-    return Shares(_config(*sets), _digits(), CPU)
+    config, dataset = _config(*sets), _digits()
+    return Shares(config, dataset, CPU, partition(config, dataset.labels))
 
 
 def _pictures(shares: Shares, cell: str) -> Counter:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from manege.cell import Streams, new_state
-from manege.config import resolve, stream
+from manege.config import partition, resolve, stream
 from manege.data import open_dataset
 from manege.methods.shares import Shares
 from manege.metrics.lite0_weights import feature_weights
@@ -30,7 +30,9 @@ def shares_of(tmp_path, monkeypatch):
         config = resolve(preset="modern", flags=flags, sets=["training.batch=8", *sets])
         shape = PictureShape(16, 3)
         features = FrozenFeatures(feature_weights().network, (24,), shape, 16)
-        return Shares(config, open_dataset(config.data), CPU, features), features
+        dataset = open_dataset(config.data)
+        parts = partition(config, dataset.labels)
+        return Shares(config, dataset, CPU, parts, features), features
 
     return opened
 

@@ -29,7 +29,7 @@ from manege.cell import (
 from manege.config import (
     ClipConstraint,
     DcganNetworks,
-    Loss,
+    LossName,
     MlpNetworks,
     NoConstraint,
     PenaltyConstraint,
@@ -57,10 +57,15 @@ FREE = DCGAN.model_copy(update={"discriminator_batchnorm": False})
 RESNET = ResnetNetworks(latent=6, generator_width=4, discriminator_width=2)
 STEPS: dict[str, tuple[Any, Training, int, float]] = {
     "perceptrons written out": (MLP, Training(constraint=NoConstraint()), 0, 0.0),
-    "clipped": (MLP, Training(loss=Loss.WASSERSTEIN, constraint=ClipConstraint(bound=0.1)), 0, 0.0),
+    "clipped": (
+        MLP,
+        Training(loss=LossName.WASSERSTEIN, constraint=ClipConstraint(bound=0.1)),
+        0,
+        0.0,
+    ),
     "relativistic, written out": (
         MLP,
-        Training(loss=Loss.RELATIVISTIC, constraint=NoConstraint()),
+        Training(loss=LossName.RELATIVISTIC, constraint=NoConstraint()),
         0,
         0.0,
     ),
@@ -69,12 +74,12 @@ STEPS: dict[str, tuple[Any, Training, int, float]] = {
     "BatchNorm and dropout": (DCGAN, Training(constraint=NoConstraint()), 0, 0.0),
     "convolutions, augmented, told labels": (
         FREE,
-        Training(loss=Loss.RELATIVISTIC, constraint=R1R2Constraint(gamma=3)),
+        Training(loss=LossName.RELATIVISTIC, constraint=R1R2Constraint(gamma=3)),
         LABELS,
         0.9,
     ),
     "penalised between": (FREE, Training(constraint=PenaltyConstraint(), n_critic=2), LABELS, 0.0),
-    "spectral": (MLP, Training(loss=Loss.HINGE, constraint=SpectralConstraint()), LABELS, 0.0),
+    "spectral": (MLP, Training(loss=LossName.HINGE, constraint=SpectralConstraint()), LABELS, 0.0),
     "residual, R1": (RESNET, Training(constraint=R1Constraint(gamma=3)), 0, 0.9),
 }
 

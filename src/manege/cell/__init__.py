@@ -10,7 +10,9 @@ from manege.cell.evolution import (
     draw_objective,
     rate_at_batch,
     rate_when_cloned,
+    selection_of,
     tournament,
+    try_selection,
 )
 from manege.cell.individual import HEADER, Individual, born_in
 from manege.cell.mixture import Mixture, MixtureScorer, evolve, proportions, uniform
@@ -30,6 +32,7 @@ from manege.cell.step import (
     update_generator,
 )
 from manege.cell.trail import Gauge, Trail
+from manege.cell.trial import try_parts
 from manege.cell.watchdog import collapse, round_trouble, spread_of, step_trouble
 
 __all__ = [
@@ -71,10 +74,13 @@ __all__ = [
     "rate_at_batch",
     "rate_when_cloned",
     "round_trouble",
+    "selection_of",
     "spread_of",
     "step_trouble",
     "tournament",
     "train_step",
+    "try_parts",
+    "try_selection",
     "uniform",
     "update_both",
     "update_discriminator",

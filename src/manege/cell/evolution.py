@@ -2,21 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from math import exp
 from typing import assert_never
 
 import numpy as np
 
+from manege import plugins
 from manege.config import (
+    CellularConfig,
     MutationPerBatch,
     MutationPerRound,
     NoMutation,
     Objective,
     RateMutation,
+    shown,
 )
+from manege.errors import ConfigError
 
 _SLOWEST, _FASTEST = 0.1, 5.0
 """Bounds of a mutated rate, in first rates."""
+_TRIALS = 8
+"""How often a selection of one's own is tried for each size of a sub-population."""
+
+
+Selection = Callable[[np.ndarray, np.random.Generator], int]
+"""Returns which individual of a sub-population is cloned, given their fitnesses (lower is fitter)
+and the cell's own stream of random numbers."""
+
+
+def selection_of(config: CellularConfig) -> Selection:
+    """Return how a grid's cells pick the individual to clone."""
+    reference = config.selection
+    if not plugins.is_reference(reference):
+        return lambda fitness_S, rng: tournament(fitness_S, config.tournament, rng)
+    own = plugins.load(reference, "cellular.selection")
+    if not callable(own):
+        raise ConfigError(f"cellular.selection: {reference} is {shown(own)}, expected a function")
+
+    def select(fitness_S: np.ndarray, rng: np.random.Generator) -> int:
+        with plugins.blamed(reference, "the selection"):
+            chosen = own(fitness_S.copy(), rng)
+        if not isinstance(chosen, int | np.integer) or not 0 <= chosen < len(fitness_S):
+            raise plugins.PartError(
+                f"{reference}: the selection returned {shown(chosen)}, expected a whole number "
+                f"from 0 to {len(fitness_S) - 1}"
+            )
+        return int(chosen)
+
+    return select
+
+
+def try_selection(config: CellularConfig, sizes: Iterable[int]) -> None:
+    """Raise ConfigError if a selection of one's own fails, or picks otherwise when asked again.
+
+    Args:
+        config: the grid.
+        sizes: how many individuals the sub-populations have.
+    """
+    select = selection_of(config)
+    if not plugins.is_reference(config.selection):
+        return
+    for size in sorted(set(sizes)):
+        for seed in range(_TRIALS):
+            fitness_S = np.random.default_rng(seed).random(size)
+            one, other = (select(fitness_S, np.random.default_rng(seed)) for _ in range(2))
+            if one != other:
+                raise plugins.PartError(
+                    f"{config.selection}: picks {one}, and {other} when it is asked the same "
+                    "again; draw from the generator that it is given alone"
+                )
 
 
 def tournament(fitness_S: np.ndarray, size: int, rng: np.random.Generator) -> int:

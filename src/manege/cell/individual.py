@@ -54,12 +54,16 @@ class Individual(Generic[Network]):
         self._header = self.record[-ALIGN:]
         self._steps = self._header[HEADER.index("steps")]
         self._gradient = torch.zeros(weights, device=device, dtype=dtype)
+        placed: dict[tuple[int, tuple[int, ...]], nn.Parameter] = {}
         for slot in self._layout.parameters:
-            parameter = nn.Parameter(slot.of(self.record))
+            place = slot.start, slot.shape
+            parameter = placed.setdefault(place, nn.Parameter(slot.of(self.record)))
             parameter.grad = slot.of(self._gradient)
             slot.owner.register_parameter(slot.attribute, parameter)
         for slot in self._layout.buffers:
             slot.owner.register_buffer(slot.attribute, slot.of(self.record))
+        for _, owner, attribute in self._layout.constants:
+            owner._buffers[attribute] = getattr(owner, attribute).to(device)
         self.parameters = list(network.parameters())
         self.learning_rate = 0.0
         self.set_header("parent", -1)

@@ -37,15 +37,15 @@ from manege.models import (
     augment,
     clip_,
     clippable,
-    discriminator_loss,
     draw_augmentation,
-    generator_loss,
     gradient_penalty,
-    needs_real,
+    loss_of,
     objective_loss,
     power_iteration_,
+    seeded,
     squared_gradients,
 )
+from manege.plugins import is_reference
 
 
 @dataclass
@@ -78,6 +78,8 @@ class Noise(NamedTuple):
     real_changes: AugmentParams | None = None
     fake_changes: AugmentParams | None = None
     """How pictures are augmented before the discriminator sees them."""
+    seed: int | None = None
+    """Where the draws of somebody else's networks and loss begin; None where all are ours."""
 
 
 class Streams:
@@ -106,6 +108,11 @@ class Streams:
     def flips(self) -> np.random.Generator:
         """The stream of which pictures are mirrored."""
         return self.open("flips")
+
+    @cached_property
+    def own(self) -> np.random.Generator:
+        """The stream of the seeds that somebody else's networks and losses draw from."""
+        return self.open("own")
 
     @cached_property
     def changes(self) -> np.random.Generator:
@@ -144,7 +151,9 @@ def draw_noise(
         changes = [AugmentParams(*(tensor.to(device) for tensor in one)) for one in drawn]
     ready = [None if one is None else torch.from_numpy(one).to(device) for one in (*factors, mix_B)]
     z_BZ = z_BZ.to(pair.generator.record.device)
-    return Noise(z_BZ, ready[0], ready[1], ready[2], changes[0], changes[1])
+    own = pair.generator.network.own or pair.discriminator.network.own
+    seed = int(streams.own.integers(2**63)) if own or is_reference(training.loss) else None
+    return Noise(z_BZ, ready[0], ready[1], ready[2], changes[0], changes[1], seed)
 
 
 def _dropout_factors(
@@ -191,15 +200,16 @@ def train_step(pair: Pair, reals: list[Batch], noise: list[Noise], training: Tra
 def update_discriminator(pair: Pair, batch: Batch, noise: Noise, training: Training) -> Tensor:
     """Update the discriminator; return its loss before that, penalties included."""
     discriminator, constraint = pair.discriminator, training.constraint
-    reals = _seen(discriminator.network, batch, noise)
-    with torch.no_grad():  # The generator learns nothing here: no graph through it.
-        drawn = _draw(pair.generator.network, noise.z_BZ, batch)
-        fakes = discriminator.network.observe(_augmented(drawn, noise.fake_changes))
-    chain = discriminator.network.chain
-    if chain is not None and isinstance(constraint, NoConstraint | ClipConstraint):
-        loss = _discriminate_by_chain(chain, reals, fakes, training)
-    else:
-        loss = _discriminate(pair, Batch(reals, batch.labels_B), fakes, noise, training)
+    with seeded(noise.seed, *_devices(pair)):
+        reals = _seen(discriminator.network, batch, noise)
+        with torch.no_grad():  # The generator learns nothing here: no graph through it.
+            drawn = _draw(pair.generator.network, noise.z_BZ, batch)
+            fakes = discriminator.network.observe(_augmented(drawn, noise.fake_changes))
+        chain = discriminator.network.chain
+        if chain is not None and isinstance(constraint, NoConstraint | ClipConstraint):
+            loss = _discriminate_by_chain(chain, reals, fakes, training)
+        else:
+            loss = _discriminate(pair, Batch(reals, batch.labels_B), fakes, noise, training)
     _step_discriminator(discriminator, training)
     return loss.detach()
 
@@ -216,6 +226,13 @@ def update_both(
     Pictures are drawn and looked at once. The heads learn from what was seen, cut off from the
     generator; then the generator learns through the same pass and the heads as they are now.
     """
+    with seeded(noise.seed, *_devices(pair)):
+        return _update_both(pair, batch, noise, training, objective)
+
+
+def _update_both(
+    pair: Pair, batch: Batch, noise: Noise, training: Training, objective: Objective | None
+) -> tuple[Tensor, Tensor]:
     generator, discriminator = pair.generator, pair.discriminator
     labels_B = batch.labels_B
     drawn = generator.network(noise.z_BZ, _beside(noise.z_BZ, labels_B))
@@ -230,6 +247,10 @@ def update_both(
     loss = _judged_fakes(pair, reals_BF, seen_BF, labels_B, noise, training, objective)
     _adam(generator, training)
     return critic_loss, loss.detach()
+
+
+def _devices(pair: Pair) -> tuple[torch.device, torch.device]:
+    return pair.generator.record.device, pair.discriminator.record.device
 
 
 def _seen(network: Discriminator, batch: Batch, noise: Noise) -> Tensor:
@@ -275,7 +296,7 @@ def _discriminate(
         factors = _joined(noise.real_factors_BW, noise.fake_factors_BW)
         value_B = discriminator.network(pictures, factors, _joined(labels_B, labels_B))
         real_B, fake_B = value_B.chunk(2)
-    loss = discriminator_loss(training.loss, real_B, fake_B)
+    loss = loss_of(training.loss).discriminator(real_B, fake_B)
     match constraint:
         case PenaltyConstraint():
             loss = loss + constraint.weight * _penalty_between(
@@ -300,7 +321,7 @@ def _discriminate_by_chain(
     """Do the same as `_discriminate` with the passes that perceptrons have written out."""
     outputs = chain.forward(torch.cat([reals.flatten(1), fakes.flatten(1)]))
     value_B1 = outputs[-1].requires_grad_()
-    loss = discriminator_loss(training.loss, *value_B1.squeeze(1).chunk(2))
+    loss = loss_of(training.loss).discriminator(*value_B1.squeeze(1).chunk(2))
     (gradient,) = torch.autograd.grad(loss, value_B1)
     chain.backward(outputs, gradient, weights=True, inputs=False)
     return loss
@@ -332,10 +353,11 @@ def update_generator(
     It minimises the run's loss, or an objective of its own.
     """
     chains = pair.generator.network.chain, pair.discriminator.network.chain
-    if chains[0] is not None and chains[1] is not None and noise.fake_changes is None:
-        loss = _generate_by_chain(chains[0], chains[1], batch, noise, training, objective)
-    else:
-        loss = _generate(pair, batch, noise, training, objective)
+    with seeded(noise.seed, *_devices(pair)):
+        if chains[0] is not None and chains[1] is not None and noise.fake_changes is None:
+            loss = _generate_by_chain(chains[0], chains[1], batch, noise, training, objective)
+        else:
+            loss = _generate(pair, batch, noise, training, objective)
     _adam(pair.generator, training)
     return loss.detach()
 
@@ -348,7 +370,7 @@ def _generate(
     network, labels_B = pair.discriminator.network, batch.labels_B
     drawn = pair.generator.network(noise.z_BZ, _beside(noise.z_BZ, labels_B))
     fakes = _augmented(drawn.to(batch.pictures.device), noise.fake_changes)
-    reals = _seen(network, batch, noise) if needs_real(training.loss) else None
+    reals = _seen(network, batch, noise) if loss_of(training.loss).needs_real else None
     return _judged_fakes(pair, reals, network.observe(fakes), labels_B, noise, training, objective)
 
 
@@ -367,7 +389,7 @@ def _judged_fakes(
     network.requires_grad_(requires_grad=False)
     fake_B = network(fakes, noise.fake_factors_BW, labels_B)
     real_B = fake_B
-    if reals is not None and needs_real(training.loss):
+    if reals is not None and loss_of(training.loss).needs_real:
         real_B = network(reals, noise.real_factors_BW, labels_B)
     loss = _loss_of_generator(training, objective, fake_B, real_B)
     loss.backward()
@@ -387,7 +409,7 @@ def _generate_by_chain(
     drawn = generator.forward(noise.z_BZ)
     judged = discriminator.forward(drawn[-1].to(batch.pictures.device))
     fake_B1 = real_B1 = judged[-1].requires_grad_()
-    if needs_real(training.loss):
+    if loss_of(training.loss).needs_real:
         reals = _augmented(batch.pictures, noise.real_changes)
         real_B1 = discriminator.forward(reals.flatten(1))[-1]
     loss = _loss_of_generator(training, objective, fake_B1.squeeze(1), real_B1.squeeze(1))
@@ -404,7 +426,7 @@ def _loss_of_generator(
 ) -> Tensor:
     """Return the loss that the generator minimises: the objective's if it has one."""
     if objective is None:
-        return generator_loss(training.loss, fake_B, real_B)
+        return loss_of(training.loss).of_generator(real_B, fake_B)
     return objective_loss(objective, fake_B)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from manege import plugins
 from manege.cli.output import emit_json, say
 from manege.errors import ConfigError, MachineError
 
@@ -249,7 +250,7 @@ def _shares(asked: _Asked, config: RunConfig, labels: Sequence[str]) -> list[str
         return []
     if config.method is not MethodName.PER_CLASS:
         raise ConfigError(
-            f"--array: only for --method per-class, found {config.method.value}; say --tasks"
+            f"--array: only for --method per-class, found {config.method}; say --tasks"
         )
     for option, value in (("--nodes", asked.nodes), ("--tasks", asked.tasks)):
         if value is not None:
@@ -268,14 +269,12 @@ def _shares(asked: _Asked, config: RunConfig, labels: Sequence[str]) -> list[str
 
 def _request(asked: _Asked, run: Path, config: RunConfig, labels: Sequence[str]) -> Request:
     from manege.cli.sbatch import Request
-    from manege.config import partition
 
     nodes, tasks = asked.nodes, asked.tasks
     if asked.array is not None:
         nodes, tasks = 1, 1
     else:
-        grid = config.cellular
-        cells = grid.rows * grid.columns if grid else len(partition(config, tuple(labels)))
+        cells = len(_partition(config, tuple(labels)))
         tasks = tasks or cells + 1
         if nodes is not None and nodes > tasks:
             raise ConfigError(f"--nodes {nodes}: there are {tasks} tasks; say at most so many")
@@ -291,6 +290,17 @@ def _request(asked: _Asked, run: Path, config: RunConfig, labels: Sequence[str])
         time_s=_seconds(asked.time),
         others=asked.others,
     )
+
+
+def _partition(config: RunConfig, labels: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Return the run's cells; only for a method of one's own is torch imported."""
+    from manege.config import partition
+
+    if plugins.is_reference(config.method):
+        from manege.methods import partition_of
+
+        return partition_of(config, labels)
+    return partition(config, labels)
 
 
 def _seconds(text: str) -> float:

@@ -16,12 +16,13 @@ from manege.config.cellular import (
     NoMutation,
     Objective,
     Opponents,
+    OwnCells,
     RateMutation,
     Replacement,
     Ring,
 )
 from manege.config.presets import DEFAULT_PRESET, PRESETS
-from manege.config.problems import shown
+from manege.config.problems import shown, told_parameters
 from manege.config.schema import (
     ALL,
     SIZES,
@@ -36,13 +37,14 @@ from manege.config.schema import (
     FeatureCritic,
     FewAugment,
     Label,
-    Loss,
+    LossName,
     MethodName,
     MlpNetworks,
     Networks,
     NoAugment,
     NoConstraint,
     Optimiser,
+    OwnNetworks,
     PenaltyConstraint,
     PixelCritic,
     PyramidNetworks,
@@ -83,7 +85,7 @@ __all__ = [
     "FiveCells",
     "Isolated",
     "Label",
-    "Loss",
+    "LossName",
     "MethodName",
     "MixtureConfig",
     "MlpNetworks",
@@ -97,6 +99,8 @@ __all__ = [
     "Objective",
     "Opponents",
     "Optimiser",
+    "OwnCells",
+    "OwnNetworks",
     "PenaltyConstraint",
     "PixelCritic",
     "PyramidNetworks",
@@ -123,4 +127,5 @@ __all__ = [
     "stored",
     "stream",
     "to_yaml",
+    "told_parameters",
 ]

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from manege.config.section import Chance, ConfigSection, Positive
+from manege.config.section import OWN, Chance, ConfigSection, PartName, Positive, is_plain
+from manege.plugins import reference_named
 
 MOST_CELLS = 10_000
+
+
+class SelectionName(StrEnum):
+    """How a cell picks the individual that it clones."""
+
+    TOURNAMENT = "tournament"
+    """The fittest of a few that are drawn at random."""
 
 
 class Objective(StrEnum):
@@ -92,8 +100,51 @@ class Isolated(ConfigSection):
     kind: Literal["isolated"] = "isolated"
 
 
+class OwnCells(ConfigSection):
+    """Whom a function from outside the package says; other keys are its parameters."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: Annotated[str, PartName()]
+    """The function's ``module:name``."""
+
+    @model_validator(mode="after")
+    def _check(self) -> OwnCells:
+        for name, value in self.parameters.items():
+            if not is_plain(value):
+                raise ValueError(
+                    f"cellular.neighbourhood.{name}: found {type(value).__name__}, expected what "
+                    "YAML can write: numbers, texts, null, lists or sections of them"
+                )
+        return self
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The keyword arguments of the function."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+def _kind_of_cells(value: Any) -> str | None:
+    """Return the tag of the neighbourhood that a section means."""
+    found = isinstance(value, dict)
+    kind = value.get("kind", "") if found else getattr(value, "kind", None)
+    if kind is None and not found:
+        return None
+    if isinstance(kind, str) and kind not in _BUILT_IN_CELLS and reference_named(kind):
+        return OWN
+    return str(kind)
+
+
+_BUILT_IN_CELLS = ("five", "nine", "custom", "ring", "isolated")
+
 Neighbourhood = Annotated[
-    FiveCells | NineCells | CustomCells | Ring | Isolated, Field(discriminator="kind")
+    Annotated[FiveCells, Tag("five")]
+    | Annotated[NineCells, Tag("nine")]
+    | Annotated[CustomCells, Tag("custom")]
+    | Annotated[Ring, Tag("ring")]
+    | Annotated[Isolated, Tag("isolated")]
+    | Annotated[OwnCells, Tag(OWN)],
+    Discriminator(_kind_of_cells),
 ]
 
 
@@ -165,8 +216,10 @@ class CellularConfig(ConfigSection):
     fitness: Fitness = Fitness.AVERAGE
     fitness_samples: int = Field(default=1000, ge=8, le=100_000)
     """Real pictures, and latents, that fitness is told from."""
+    selection: Annotated[SelectionName | str, PartName(SelectionName)] = SelectionName.TOURNAMENT
+    """How the individual to clone is picked: tournament, or the ``module:name`` of a function."""
     tournament: int = Field(default=2, ge=1, le=1000)
-    """Individuals of which the fittest is cloned."""
+    """Individuals of which the fittest is cloned, where a tournament picks it."""
     mutation: RateMutation = MutationPerRound()
     """Of the learning rates."""
     objectives: tuple[Objective, ...] = ()
@@ -179,6 +232,11 @@ class CellularConfig(ConfigSection):
     """Whether a round waits for all neighbours' centres of the round before, or takes the newest
     there are: nobody waits, but no two runs are alike."""
     mixture: MixtureConfig = MixtureConfig()
+
+    def identifying(self) -> set[str]:
+        """Return the keys that decide a run's bits; a later one counts only where it is set."""
+        keys = set(type(self).model_fields)
+        return keys - {"selection"} if self.selection == SelectionName.TOURNAMENT else keys
 
     @model_validator(mode="after")
     def _check(self) -> CellularConfig:

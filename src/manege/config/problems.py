@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sized
 from datetime import date
 from enum import EnumType
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from manege.config.schema import RunConfig
+from manege.config.section import OWN, PartName
 from manege.labels import printable
 
 Tree = dict[str, Any]
@@ -34,6 +35,7 @@ _PLAINER = {
     "tuple_type": "a list",
     "model_type": "a section of keys",
     "model_attributes_type": "a section of keys",
+    "union_tag_not_found": "a section of keys",
     "string_too_short": "some text",
     "string_pattern_mismatch": "auto, cpu, cuda or cuda:N, or two of them as in cuda+cuda",
 }
@@ -70,6 +72,23 @@ def tell(problem: Any, tree: Tree) -> str:
         return f"{path}.kind: found {context['tag']!r}, {expected_one_of(tags, context['tag'])}"
     expected = _PLAINER.get(kind) or problem["msg"].removeprefix("Input should be ")
     return f"{path}: found {shown(problem['input'])}, expected {expected}"
+
+
+def told_parameters(error: ValidationError, path: str, model: type[BaseModel], given: Tree) -> str:
+    """Return in one line what is wrong with the parameters of somebody else's part."""
+    problems = []
+    for problem in error.errors(include_url=False):
+        name = ".".join(map(printable, problem["loc"]))
+        kind, value = problem["type"], problem["input"]
+        if kind == "extra_forbidden":
+            known = expected_one_of(model.model_fields, name) if model.model_fields else "none"
+            problems.append(f"{path}.{name}: unknown key, {known}")
+        elif kind in ("missing", "missing_keyword_only_argument"):
+            problems.append(f"{path}.{name}: missing, expected a value")
+        else:
+            expected = _PLAINER.get(kind) or problem["msg"].removeprefix("Input should be ")
+            problems.append(f"{path}.{name}: found {shown(value)}, expected {expected}")
+    return "; ".join(problems)
 
 
 def shown(value: Any) -> str:
@@ -111,7 +130,7 @@ def _is_union_tag(part: Any, loc: tuple[Any, ...], tree: Tree) -> bool:
     node: Any = tree
     for key in before:
         node = _inside(node, key)
-    return isinstance(node, dict) and node.get("kind") == part and part not in node
+    return isinstance(node, dict) and part in (node.get("kind"), OWN) and part not in node
 
 
 def _section_at(loc: tuple[Any, ...], tree: Tree) -> type[BaseModel]:
@@ -130,7 +149,8 @@ def _is_chosen(member: Any, node: Any) -> bool:
     """Whether the tree's node is of this type; lists and sections without kinds have no choice."""
     if get_origin(member) is tuple or "kind" not in member.model_fields:
         return True
-    return node.get("kind") in get_args(member.model_fields["kind"].annotation)
+    kind = member.model_fields["kind"].annotation
+    return kind is str or node.get("kind") in get_args(kind)
 
 
 def _declared(section: Any, part: Any) -> Any:
@@ -148,9 +168,10 @@ def _accepted(loc: tuple[Any, ...], tree: Tree) -> list[Any]:
     """The values a key takes: of an enumeration, or written out."""
     in_list = isinstance(loc[-1], int)
     *before, key = loc[:-1] if in_list else loc
-    declared = _declared(_section_at(tuple(before), tree), key)
+    section = _section_at(tuple(before), tree)
+    declared = _declared(section, key)
     members = _members(get_args(declared)[0] if in_list else declared)
-    return [
+    accepted = [
         value
         for member in members
         for value in (
@@ -159,10 +180,15 @@ def _accepted(loc: tuple[Any, ...], tree: Tree) -> list[Any]:
             else get_args(member)
         )
     ]
+    own = not in_list and any(
+        isinstance(one, PartName) for one in section.model_fields[key].metadata
+    )
+    return [*accepted, OWN] if own else accepted
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
     """The types that a declaration joins with `|`, or the one it is."""
     if get_origin(annotation) not in (Union, UnionType):
         return (annotation,)
-    return tuple(member for member in get_args(annotation) if member is not NoneType)
+    members = (member for member in get_args(annotation) if member is not NoneType)
+    return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in members)

@@ -16,16 +16,27 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from manege.config.cellular import CellularConfig
-from manege.config.section import ConfigSection, Positive
+from manege.config.section import (
+    OWN,
+    ConfigSection,
+    PartName,
+    Positive,
+    SourceName,
+    references_in,
+)
 from manege.errors import field
 from manege.labels import LABEL, is_label
+from manege.plugins import is_reference, reference_named
 
 SMALLEST_CLASS = 8
 """Fewer pictures of a label than this cannot be trained on."""
@@ -56,8 +67,8 @@ class MethodName(StrEnum):
     """A grid of pairs that coevolve, each with all the data or a part of it."""
 
 
-class Loss(StrEnum):
-    """What generator and discriminator minimise."""
+class LossName(StrEnum):
+    """The losses that are built in: what generator and discriminator minimise."""
 
     BCE = "bce"
     """Non-saturating."""
@@ -138,8 +149,8 @@ EvenWidth = Annotated[int, Field(ge=2, le=4096, multiple_of=2)]
 class DataConfig(ConfigSection):
     """Which pictures, and in what form."""
 
-    source: str = Field(min_length=1)
-    """A dataset's name, an image folder, or an .npz file."""
+    source: Annotated[str, SourceName()] = Field(min_length=1)
+    """A dataset's name, an image folder, an .npz file, or the ``module:name`` of a dataset."""
     root: str | None = None
     """Where named datasets lie; else MANEGE_DATA, else the download cache."""
     classes: tuple[Label, ...] | None = None
@@ -228,9 +239,60 @@ class MlpNetworks(ConfigSection):
     activation: Activation = Activation.TANH
 
 
+class OwnNetworks(ConfigSection):
+    """A pair from outside the package; every other key is a parameter of its factory."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: Annotated[str, PartName()]
+    """The factory's ``module:name``."""
+
+    @model_validator(mode="after")
+    def _check(self) -> OwnNetworks:
+        for name, value in self.parameters.items():
+            if not _is_plain(value):
+                raise ValueError(
+                    f"networks.{name}: found {type(value).__name__}, expected what YAML can write: "
+                    "numbers, texts, null, lists or sections of them"
+                )
+        return self
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The keyword arguments of the factory."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value comes back from YAML and JSON as it is."""
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _networks_kind(value: Any) -> str | None:
+    """Return the tag of the networks that a section means."""
+    kind = value.get("kind", "") if isinstance(value, dict) else getattr(value, "kind", None)
+    if kind is None and not isinstance(value, dict):
+        return None
+    if not isinstance(kind, str) or kind in BUILT_IN_NETWORKS:
+        return str(kind)
+    return kind if reference_named(kind) is None else OWN
+
+
 Networks = Annotated[
-    DcganNetworks | ResnetNetworks | PyramidNetworks | MlpNetworks, Field(discriminator="kind")
+    Annotated[DcganNetworks, Tag("dcgan")]
+    | Annotated[ResnetNetworks, Tag("resnet")]
+    | Annotated[PyramidNetworks, Tag("pyramid")]
+    | Annotated[MlpNetworks, Tag("mlp")]
+    | Annotated[OwnNetworks, Tag(OWN)],
+    Discriminator(_networks_kind),
 ]
+
+BUILT_IN_NETWORKS = ("dcgan", "resnet", "pyramid", "mlp")
+"""The kinds of networks that are no ``module:name``."""
 
 
 class PixelCritic(ConfigSection):
@@ -366,7 +428,8 @@ class Optimiser(ConfigSection):
 class Training(ConfigSection):
     """What one step does."""
 
-    loss: Loss = Loss.WASSERSTEIN
+    loss: Annotated[LossName | str, PartName(LossName)] = LossName.WASSERSTEIN
+    """A built-in one, or the ``module:name`` of a `manege.Loss`."""
     constraint: Constraint = NoConstraint()
     optimiser: Optimiser = Optimiser()
     batch: int = Field(default=100, ge=2, le=65536)
@@ -400,7 +463,8 @@ class Sheets(ConfigSection):
 class ScoreConfig(ConfigSection):
     """How training judges a class's generator, to keep the best; the last one when none."""
 
-    metric: ScoreMetric = ScoreMetric.NONE
+    metric: Annotated[ScoreMetric | str, PartName(ScoreMetric)] = ScoreMetric.NONE
+    """A built-in one, or the ``module:name`` of a function."""
     every_rounds: int = Field(default=5, ge=1)
     samples: int = Field(default=512, ge=SMALLEST_CLASS, le=100_000)
     """Pictures drawn for each score, at latents that never change over a run."""
@@ -423,10 +487,11 @@ ALL = "all"
 
 
 def partition(config: RunConfig, labels: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The run's cells, and the labels each sees the pictures of."""
-    if config.method is MethodName.PER_CLASS:
-        return {label: (label,) for label in labels}
+    """The cells of a built-in method, or of one's own as it is at first, and each one's labels."""
     grid = config.cellular
+    whole = config.method in (MethodName.SINGLE, MethodName.CONDITIONAL)
+    if grid is None and not whole:
+        return {label: (label,) for label in labels}
     if grid is None or grid.rows * grid.columns == 1:
         return {ALL: labels}  # A grid of one cell is one GAN.
     places = product(range(grid.rows), range(grid.columns))
@@ -436,7 +501,8 @@ def partition(config: RunConfig, labels: tuple[str, ...]) -> dict[str, tuple[str
 class RunConfig(ConfigSection):
     """The whole of it."""
 
-    method: MethodName = MethodName.PER_CLASS
+    method: Annotated[MethodName | str, PartName(MethodName)] = MethodName.PER_CLASS
+    """A built-in one, or the ``module:name`` of a class."""
     preset: str
     seed: int = Field(default=0, ge=0, lt=2**63)
     rounds: int | None = Field(default=None, ge=1, le=10_000_000)
@@ -461,12 +527,17 @@ class RunConfig(ConfigSection):
     stability: Stability = Stability()
     cellular: CellularConfig | None = None
     """The grid; of the cellular method alone."""
+    plugins: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(
+        default_factory=dict, exclude_if=lambda value: not value
+    )
+    """SHA-256 of the source of each module that a part comes from; set when the run begins."""
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
         if self.rounds is None and self.budget_s is None:
             raise ValueError("rounds and budget_s are both null; set one, or the run has no end")
-        if self.data.source in TOY_NAMES and self.networks.kind != "mlp":
+        own = isinstance(self.networks, OwnNetworks)
+        if self.data.source in TOY_NAMES and self.networks.kind != "mlp" and not own:
             raise ValueError(
                 f"networks: found {self.networks.kind} for {self.data.source}, but points need "
                 f"{field('networks')} mlp"
@@ -488,13 +559,24 @@ class RunConfig(ConfigSection):
             )
         if (problem := self._not_cellular()) is not None:
             return problem
+        if isinstance(self.networks, OwnNetworks) and self.method is MethodName.CONDITIONAL:
+            return (
+                f"networks: {self.networks.kind} is not told labels, and the method is "
+                f"conditional; use {field('method')} per-class or single"
+            )
         if on_features:
             return self._not_on_features()
         kind, loss = self.training.constraint.kind, self.training.loss
-        if kind == "clip" and loss is not Loss.WASSERSTEIN:
+        if kind == "clip" and loss is not LossName.WASSERSTEIN and not is_reference(loss):
             return (
                 f"training.constraint: clip bounds a Wasserstein critic, and the loss is {loss}, "
                 "whose logits must be free to grow; use r1, gp or spectral"
+            )
+        if kind == "spectral" and isinstance(self.networks, OwnNetworks):
+            return (
+                "training.constraint: spectral norms are put on the layers of built-in "
+                f"discriminators, found {self.networks.kind}; put them on its layers yourself "
+                "(torch.nn.utils.parametrizations.spectral_norm), and set constraint none"
             )
         mixed = isinstance(self.networks, DcganNetworks) and self.networks.discriminator_batchnorm
         if mixed and kind in ("gp", "r1", "r1r2"):
@@ -517,10 +599,11 @@ class RunConfig(ConfigSection):
                 f"training.constraint: {kind} penalises gradients at pixels, and a feature critic "
                 "sees none; use spectral, or a critic on pixels"
             )
-        if kind == "clip" and self.training.loss is not Loss.WASSERSTEIN:
+        loss = self.training.loss
+        if kind == "clip" and loss is not LossName.WASSERSTEIN and not is_reference(loss):
             return (
                 "training.constraint: clip bounds a Wasserstein critic, and the loss is "
-                f"{self.training.loss}, whose logits must be free to grow; use spectral"
+                f"{loss}, whose logits must be free to grow; use spectral"
             )
         return None
 
@@ -534,7 +617,7 @@ class RunConfig(ConfigSection):
                     f"{field('preset')} cellular-paper"
                 )
             return None
-        if self.method is not MethodName.CELLULAR:
+        if self.method is not MethodName.CELLULAR and not is_reference(self.method):
             return (
                 f"cellular: only {field('method')} cellular has a grid, and the method is "
                 f"{self.method}"
@@ -548,7 +631,7 @@ class RunConfig(ConfigSection):
             )
         if self.score.metric is not ScoreMetric.NONE:
             return "score.metric: on a grid mixtures are scored, by cellular.mixture.metric"
-        if grid.objectives and training.loss is not Loss.BCE:
+        if grid.objectives and training.loss is not LossName.BCE:
             return (
                 f"cellular.objectives: discriminators then train under bce, and the loss is "
                 f"{training.loss}; set training.loss=bce"
@@ -559,6 +642,10 @@ class RunConfig(ConfigSection):
     def scored(self) -> bool:
         """Whether training looks at pictures through a feature network."""
         return self.score.metric is not ScoreMetric.NONE or self.cellular is not None
+
+    def references(self) -> dict[str, str]:
+        """Return the dotted name and the reference of every part from outside the package."""
+        return dict(references_in(self))
 
     def identity(self) -> str:
         """Digest of what decides the arithmetic: two runs that share it compute the same bits.
@@ -576,8 +663,9 @@ class RunConfig(ConfigSection):
                 "training": True,
                 "score": True,
                 "data": {"size", "channels"},
-                **({} if self.cellular is None else {"cellular": True}),
+                **({} if self.cellular is None else {"cellular": self.cellular.identifying()}),
                 **({} if isinstance(self.critic, PixelCritic) else {"critic": self._critic_keys()}),
+                **({"plugins": True} if self.plugins else {}),
             },
         )
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

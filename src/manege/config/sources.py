@@ -22,6 +22,7 @@ from manege.config.presets import (
 )
 from manege.config.problems import expected_one_of, join_problems, shown, tell
 from manege.config.schema import (
+    BUILT_IN_NETWORKS,
     TOY_NAMES,
     DataConfig,
     MethodName,
@@ -29,6 +30,7 @@ from manege.config.schema import (
     RunConfig,
 )
 from manege.errors import ConfigError, field
+from manege.plugins import reference_named
 from manege.yamltext import load_yaml, parse_yaml
 
 _SHOWN = 80
@@ -124,7 +126,7 @@ class _Sources:
         name, given = preset or self._name, self.given
         chosen = _merge(PRESETS[name][1], {**given, "preset": name})
         merged = _merge(_defaults(on_grid=chosen.get("cellular") is not None), chosen)
-        if not _is_cellular(merged) and "cellular" not in given:
+        if not _may_have_grid(merged) and "cellular" not in given:
             merged["cellular"] = None  # A control of a grid: its preset without the grid.
         if given.get("budget_s") is not None and "rounds" not in given:
             merged["rounds"] = None  # The preset's length must not cut a budget the user asked for.
@@ -137,9 +139,16 @@ class _Sources:
         source = _section(self.given, "data").get("source")
         if not isinstance(source, str) or not isinstance(critic, str | None):
             return name  # From Python anything may come; it is refused later.
-        if critic == "pixels" or (critic is None and source in TOY_NAMES):
+        if critic == "pixels" or (critic is None and (source in TOY_NAMES or self._own_networks())):
             return ON_PIXELS.get(name, name)
         return name
+
+    def _own_networks(self) -> bool:
+        """Whether networks come from outside the package: their discriminator sees pixels."""
+        kind = _section(self.given, "networks").get("kind")
+        if not isinstance(kind, str) or kind in BUILT_IN_NETWORKS:
+            return False
+        return reference_named(kind) is not None
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -152,6 +161,12 @@ def _is_cellular(tree: Tree) -> bool:
     # From Python anything may come, and an array cannot be compared.
     method = tree.get("method")
     return isinstance(method, str) and method == MethodName.CELLULAR
+
+
+def _may_have_grid(tree: Tree) -> bool:
+    method = tree.get("method")
+    own = isinstance(method, str) and reference_named(method) is not None
+    return _is_cellular(tree) or (own and method not in list(MethodName))
 
 
 def amended(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:

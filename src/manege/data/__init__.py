@@ -7,7 +7,7 @@ them. Knows nothing of tensors, networks, runs or processes.
 from manege.data.batches import batch_at, batches_in, round_order
 from manege.data.cache import cache_folder
 from manege.data.check import Report, check, sheet
-from manege.data.dataset import ClassCount, Dataset, open_dataset, survey
+from manege.data.dataset import ClassCount, Dataset, open_dataset, own_dataset, survey
 from manege.data.named import KNOWN, list_datasets
 from manege.data.objects import object_name, store
 from manege.data.sets import PictureSet, has_labels, read_set, set_of, survey_measured
@@ -33,6 +33,7 @@ __all__ = [
     "list_datasets",
     "object_name",
     "open_dataset",
+    "own_dataset",
     "read_set",
     "round_order",
     "set_of",

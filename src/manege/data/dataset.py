@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from manege import plugins
 from manege.config import SIZES, SMALLEST_CLASS, DataConfig
 from manege.data import cache
 from manege.data.arrays import ArraySource
@@ -21,10 +22,10 @@ from manege.data.labelled import open_images
 from manege.data.labels import choose, listed, nearest, printable
 from manege.data.named import KNOWN, open_named
 from manege.data.npz import open_npz
-from manege.data.objects import ObjectSource, object_name, open_object
+from manege.data.objects import ObjectSource, object_name, open_object, store
 from manege.data.split import HASH_RULE, Split, by_hash, divide, held_out_count
 from manege.data.toys import TOYS
-from manege.errors import DataError, field
+from manege.errors import DataError, ManegeError, field
 from manege.files import user_path
 
 _DEFAULT_SIZE = 32
@@ -189,6 +190,8 @@ def open_source(config: DataConfig) -> Source:
         return open_named(config.source, config.root)
     if object_name(config.source) is not None:
         return open_object(config.source)
+    if (reference := own_dataset(config.source)) is not None:
+        return _open_own(reference)
     path = user_path(config.source)
     if path.is_dir():
         return open_images(path)
@@ -203,5 +206,27 @@ def open_source(config: DataConfig) -> Source:
     raise DataError(
         f"data {printable(config.source)}: no dataset of that name and no such path"
         + (f"; did you mean {near}?" if near else "")
-        + f"; known are {listed(list(KNOWN))}, else give an image folder or an .npz file"
+        + f"; known are {listed(list(KNOWN))}, else give an image folder, an .npz file or "
+        "module:name"
     )
+
+
+def own_dataset(source: str) -> str | None:
+    """Return the ``module:name`` that a source means; None for what is built in or a path."""
+    if plugins.is_reference(source):
+        return source
+    if source in KNOWN or object_name(source) is not None or user_path(source).exists():
+        return None
+    return plugins.reference_named(source)
+
+
+def _open_own(reference: str) -> ObjectSource:
+    """Return the dataset that an object outside the package is, or that a function there gives."""
+    found = plugins.load(reference, "data.source")
+    if callable(found):
+        with plugins.blamed(reference, "the dataset"):
+            found = found()
+    try:
+        return open_object(store(found, name=plugins.short(reference)))
+    except ManegeError as error:
+        raise type(error)(f"{reference}: {error}") from error

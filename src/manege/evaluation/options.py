@@ -20,7 +20,7 @@ class EvaluationOptions:
     """The options of an evaluation; the defaults are the command's."""
 
     metrics: tuple[str, ...] | None = None
-    """Groups of scores to compute; all that can be computed when None."""
+    """Groups of scores to compute, or functions of one's own; all groups when None."""
     samples: int | None = None
     per_class: bool = False
     features: str = "auto"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from manege import plugins
 from manege.data import Dataset, PictureSet
 from manege.errors import ConfigError, field
 from manege.evaluation.checking import checks_of
@@ -29,6 +30,7 @@ from manege.metrics import (
     ScoredSets,
     Space,
     check_facts,
+    check_groups,
     measure,
     planned_dimensions,
     why_not,
@@ -58,6 +60,7 @@ def evaluate(
     options = options or EvaluationOptions()
     # All that can be refused at once comes before anything that takes long.
     options.check()
+    options = replace(options, metrics=check_groups(options.metrics))
     judged = open_subject(subject, options)
     against = open_reference(data, judged, options)
     count = judged.count(len(against.reference), options)
@@ -85,6 +88,9 @@ def evaluate(
     if against.stacked and (options.metrics is None or "modes" in options.metrics):
         stacked = open_digits_space(against, say, counting)
     protocol = _protocol(judged, against, space, options, count)
+    own = [name for name in options.metrics or () if plugins.is_reference(name)]
+    if own:
+        protocol["sources"] = {name: plugins.source_digest(name, "metrics") for name in own}
     if labeller is not None:
         protocol["labeller"] = labeller.description()
     if stacked is not None:

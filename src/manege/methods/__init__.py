@@ -3,6 +3,7 @@
 Nothing in here sees a communicator, a file or a clock.
 """
 
+from manege.methods.base import BaseMethod
 from manege.methods.cellular import Cellular, ChosenMixture
 from manege.methods.independent import Independent
 from manege.methods.method import (
@@ -16,10 +17,11 @@ from manege.methods.method import (
     Timer,
     TrainedGenerator,
 )
-from manege.methods.registry import METHODS, method_of
+from manege.methods.registry import METHODS, method_of, partition_of
 
 __all__ = [
     "METHODS",
+    "BaseMethod",
     "Cellular",
     "ChosenMixture",
     "Inbox",
@@ -33,4 +35,5 @@ __all__ = [
     "Timer",
     "TrainedGenerator",
     "method_of",
+    "partition_of",
 ]

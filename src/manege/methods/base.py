@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from typing import Any, Self
 
 import torch
 
 from manege.cell import CellState, Gauge, collapse, round_trouble, step_trouble
-from manege.config import RunConfig
+from manege.config import MethodName, RunConfig, partition
 from manege.data import Dataset
 from manege.device import Devices, both
-from manege.methods.method import Scorers, Step, Timer
+from manege.methods.method import Scorers, Step, Timer, partition_by
 from manege.methods.shares import Shares
 from manege.models import FrozenFeatures, Generator
 
@@ -50,7 +50,20 @@ class BaseMethod(ABC):
         self._timer = timer
         self._scorer = scorer
         self._gauge = gauge
-        self._shares = Shares(config, dataset, self._devices.discriminator, features)
+        parts = partition_by(self.partition, config, dataset.labels)
+        self._shares = Shares(
+            config,
+            dataset,
+            self._devices.discriminator,
+            parts,
+            features,
+            tells_labels=self.tells_labels(config),
+        )
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration."""
+        return self._config
 
     @classmethod
     def build(
@@ -66,6 +79,21 @@ class BaseMethod(ABC):
         """Return the method of a configuration, ready to train."""
         scorer = cls.chosen_scorer(scorers)
         return cls(config, dataset, devices, timer, scorer, gauge, features)
+
+    @classmethod
+    def partition(cls, config: RunConfig, labels: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+        """Return the run's cells, and the labels each sees the pictures of."""
+        return partition(config, labels)
+
+    @classmethod
+    def check(cls, config: RunConfig, labels: tuple[str, ...]) -> None:
+        """Raise ConfigError for what cannot be trained on data with these labels."""
+        partition_by(cls.partition, config, labels)
+
+    @classmethod
+    def tells_labels(cls, config: RunConfig) -> bool:
+        """Return whether the networks are told which label each picture has."""
+        return config.method == MethodName.CONDITIONAL
 
     @staticmethod
     @abstractmethod

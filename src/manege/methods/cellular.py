@@ -1,6 +1,6 @@
 """Lipizzaner and Mustangs: a grid of cells, each coevolving with its neighbours' centres.
 
-A round of a cell: its individuals and its neighbours' centres meet (`Arena`); a tournament picks
+A round of a cell: its individuals and its neighbours' centres meet (`Arena`); a selection picks
 a generator and a discriminator, which are cloned, mutated and trained on the cell's batches; what
 comes of them takes the place of the cell's worst individuals; the mixture over the neighbourhood
 is weighed anew. Centres come in, a centre goes out: who carries them is not known here.
@@ -38,7 +38,8 @@ from manege.cell import (
     proportions,
     rate_at_batch,
     rate_when_cloned,
-    tournament,
+    selection_of,
+    try_selection,
     uniform,
     update_both,
     update_discriminator,
@@ -53,6 +54,7 @@ from manege.config import (
     NineCells,
     Objective,
     Opponents,
+    OwnCells,
     Replacement,
     Ring,
     RunConfig,
@@ -64,6 +66,7 @@ from manege.config import (
 from manege.config.cellular import Neighbourhood
 from manege.data import Dataset
 from manege.device import Devices
+from manege.errors import ConfigError, field
 from manege.methods.base import BaseMethod
 from manege.methods.method import (
     Inbox,
@@ -73,9 +76,10 @@ from manege.methods.method import (
     Step,
     Timer,
     TrainedGenerator,
+    partition_by,
 )
 from manege.models import FrozenFeatures, Generator, to_floats
-from manege.topology import FIVE, NINE, Schedule, Topology, isolated, ring, torus
+from manege.topology import FIVE, NINE, Schedule, Topology, isolated, own, ring, torus
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,7 @@ class Cellular(BaseMethod):
         self._grid = _grid_of(config)
         self._numbers = {cell: number for number, cell in enumerate(self._shares.labels)}
         self._schedule = schedule_of(self._grid, tuple(self._numbers))
+        self._select = selection_of(self._grid)
         self._scratch = self._blank_pair()
 
     @staticmethod
@@ -141,7 +146,24 @@ class Cellular(BaseMethod):
         return scorers.for_mixtures()
 
     @classmethod
-    def draws_labels(cls, config: RunConfig) -> bool:
+    def check(cls, config: RunConfig, labels: tuple[str, ...]) -> None:
+        """Raise ConfigError for a grid that cannot be trained."""
+        if config.cellular is None:
+            raise ConfigError(
+                f"{config.method}: trains a grid, and the settings have none; use "
+                f"{field('preset')} cellular-paper, or another with a grid"
+            )
+        grid = config.cellular
+        schedule = schedule_of(grid, tuple(partition_by(cls.partition, config, labels)))
+        heard = {
+            len(others)
+            for _, topology in schedule.changes
+            for others in topology.neighbours.values()
+        }
+        try_selection(grid, {grid.population + count for count in heard})
+
+    @classmethod
+    def draws_labels(cls, config: RunConfig, labels: tuple[str, ...]) -> bool:
         """Return False: every cell learns all labels together."""
         return False
 
@@ -387,10 +409,10 @@ class Cellular(BaseMethod):
     def _parent(
         self, fitness_S: np.ndarray, members: Members, attempt: int, rng: np.random.Generator
     ) -> int:
-        """Return the tournament's winner; after a breakdown the fittest of the neighbours."""
+        """Return whom the selection picks; after a breakdown the fittest of the neighbours."""
         if attempt and len(members.cells) > members.own:
             return members.own + int(np.argmin(fitness_S[members.own :]))
-        return tournament(fitness_S, min(self._grid.tournament, len(fitness_S)), rng)
+        return self._select(fitness_S, rng)
 
     def _train(self, cell: str, state: GridState, opponents: list[Pair]) -> int:
         """Train the offspring on one batch, and return how many real pictures that is."""
@@ -670,5 +692,8 @@ def _topology(grid: Grid, neighbourhood: Neighbourhood, cells: tuple[str, ...]) 
             return ring(cells, neighbourhood.radius)
         case Isolated():
             return isolated(cells)
+        case OwnCells():
+            reference, given = neighbourhood.kind, neighbourhood.parameters
+            return own(reference, cells, grid.rows, grid.columns, given)
         case _:
             assert_never(neighbourhood)

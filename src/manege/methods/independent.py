@@ -30,9 +30,17 @@ from manege.cell import (
     probes,
     train_step,
 )
-from manege.config import ALL, AdaptiveAugment, MethodName, RunConfig, partition, stream
+from manege.config import ALL, AdaptiveAugment, RunConfig, stream
 from manege.methods.base import BaseMethod
-from manege.methods.method import Inbox, ModelPart, SavedCell, Scorers, Step, TrainedGenerator
+from manege.methods.method import (
+    Inbox,
+    ModelPart,
+    SavedCell,
+    Scorers,
+    Step,
+    TrainedGenerator,
+    partition_by,
+)
 from manege.models import generate, to_floats
 
 NOBODY: Inbox = {}
@@ -49,9 +57,10 @@ class Independent(BaseMethod):
         return scorers.for_cells()
 
     @classmethod
-    def draws_labels(cls, config: RunConfig) -> bool:
-        """Return whether the model can be asked for pictures of one label."""
-        return config.method is not MethodName.SINGLE
+    def draws_labels(cls, config: RunConfig, labels: tuple[str, ...]) -> bool:
+        """Return whether every cell is a label's own, or the networks are told the labels."""
+        parts = partition_by(cls.partition, config, labels)
+        return cls.tells_labels(config) or all(own == (cell,) for cell, own in parts.items())
 
     @classmethod
     def components(
@@ -61,13 +70,21 @@ class Independent(BaseMethod):
         choice: Mapping[str, Any] | None,
         commits: Iterable[tuple[str, SavedCell]],
     ) -> list[ModelPart]:
-        """Return a generator for each label, weighed by its pictures; or one for all of them."""
-        weights = {ALL: sum(counts.values()), **counts}
-        conditional = config.method is MethodName.CONDITIONAL
+        """Return a generator for each label; else one of each cell, and they draw all together.
+
+        Each weighs as much as the pictures that it stands for.
+        """
+        labels, tells = tuple(counts), cls.tells_labels(config)
+        parts = partition_by(cls.partition, config, labels)
+        if not cls.draws_labels(config, labels):
+            return [
+                ModelPart(ALL, cell, float(sum(counts[label] for label in own)))
+                for cell, own in parts.items()
+            ]
         return [
-            ModelPart(label, cell, float(weights[label]), labels if conditional else ())
-            for cell, labels in partition(config, tuple(counts)).items()
-            for label in (labels if cls.draws_labels(config) else (ALL,))
+            ModelPart(label, cell, float(counts[label]), own if tells else ())
+            for cell, own in parts.items()
+            for label in own
         ]
 
     @classmethod
@@ -85,7 +102,7 @@ class Independent(BaseMethod):
             commit.tensors["best" if best == kept else _TENSORS[best["weights"]]],
             best["round"],
             best["weights"],
-            {"metric": config.score.metric.value, **best},
+            {"metric": str(config.score.metric), **best},
         )
 
     def cells(self) -> tuple[str, ...]:

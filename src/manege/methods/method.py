@@ -13,10 +13,13 @@ from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
+from manege import plugins
 from manege.cell import Best, Centre, Gauge, Judgement, MixtureScorer, Scorer
-from manege.config import RunConfig
+from manege.config import RunConfig, shown
 from manege.data import Dataset
 from manege.device import Devices
+from manege.errors import ConfigError
+from manege.labels import LABEL, is_label
 from manege.models import FrozenFeatures
 
 Timer = Callable[[str], AbstractContextManager[None]]
@@ -197,7 +200,17 @@ class Method(Protocol[AnyState]):
         ...
 
     @classmethod
-    def draws_labels(cls, config: RunConfig) -> bool:
+    def partition(cls, config: RunConfig, labels: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+        """Return the run's cells by their keys, and the labels each sees the pictures of."""
+        ...
+
+    @classmethod
+    def check(cls, config: RunConfig, labels: tuple[str, ...]) -> None:
+        """Raise ConfigError for what cannot be trained on data with these labels."""
+        ...
+
+    @classmethod
+    def draws_labels(cls, config: RunConfig, labels: tuple[str, ...]) -> bool:
         """Return whether the model can be asked for pictures of one label."""
         ...
 
@@ -285,3 +298,35 @@ class Method(Protocol[AnyState]):
         Return None where there is nothing to choose; `states` are then not even loaded.
         """
         ...
+
+
+Partition = Callable[[RunConfig, tuple[str, ...]], Mapping[str, tuple[str, ...]]]
+
+
+def partition_by(
+    partition: Partition, config: RunConfig, labels: tuple[str, ...]
+) -> dict[str, tuple[str, ...]]:
+    """Return a method's partition; raise ConfigError if a method of one's own gives none."""
+    if not plugins.is_reference(config.method):
+        return dict(partition(config, labels))
+    with plugins.blamed(config.method, "partition"):
+        found = partition(config, labels)
+    if not isinstance(found, Mapping) or not found:
+        raise ConfigError(
+            f"{config.method}: partition gave {shown(found)}, expected the labels of each cell, by "
+            "the cells' keys"
+        )
+    parts = {}
+    for cell, own in found.items():
+        if not isinstance(cell, str) or not is_label(cell):
+            raise ConfigError(
+                f"{config.method}: partition names a cell {shown(cell)}, expected {LABEL}"
+            )
+        known = isinstance(own, tuple | list) and all(one in labels for one in own)
+        if not own or not known or len(set(own)) < len(own):
+            raise ConfigError(
+                f"{config.method}: partition gives cell {cell!r} the labels {shown(own)}, expected "
+                f"some of the data's, each once ({', '.join(labels[:5])}…)"
+            )
+        parts[cell] = tuple(own)
+    return parts

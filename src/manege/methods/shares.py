@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from typing import Any, Self
 
@@ -30,9 +30,7 @@ from manege.cell import (
 from manege.config import (
     AdaptiveAugment,
     FewAugment,
-    MethodName,
     RunConfig,
-    partition,
     stream,
 )
 from manege.data import Dataset, Split, batch_at, batches_in, round_order
@@ -65,7 +63,10 @@ class Shares:
         config: RunConfig,
         dataset: Dataset,
         device: torch.device,
+        parts: Mapping[str, tuple[str, ...]],
         features: FrozenFeatures | None = None,
+        *,
+        tells_labels: bool = False,
     ) -> None:
         """Open no share yet.
 
@@ -73,14 +74,15 @@ class Shares:
             config: the run's configuration.
             dataset: the pictures of all cells.
             device: where batches are wanted: that of the discriminators.
-            features: what those see of pictures; None for the pictures themselves.
+            parts: the labels that each cell sees the pictures of.
+            features: what discriminators see of pictures; None for the pictures themselves.
+            tells_labels: whether networks are told the label of each picture.
         """
         self.device = device
         self.features = features
         self.shape = PictureShape(dataset.size, dataset.channels)
-        self.labels = partition(config, dataset.labels)
-        conditional = config.method is MethodName.CONDITIONAL
-        self.num_labels = len(dataset.labels) if conditional else 0
+        self.labels = dict(parts)
+        self.num_labels = len(dataset.labels) if tells_labels else 0
         self._config = config
         self._fraction = 1.0 if config.cellular is None else config.cellular.data_fraction
         self.dataset = dataset

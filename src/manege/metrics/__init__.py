@@ -15,6 +15,7 @@ from manege.metrics.conditions import GROUPS, Preconditions, check_facts, check_
 from manege.metrics.estimate import Estimate
 from manege.metrics.lite0_weights import FeatureWeights, feature_weights
 from manege.metrics.mixture import FrechetMixture, InceptionMixture
+from manege.metrics.own import try_score
 from manege.metrics.score import Score
 from manege.metrics.scorer import ClassScorer
 from manege.metrics.spaces import (
@@ -83,5 +84,6 @@ __all__ = [
     "space_for",
     "space_without_scores",
     "training_digest",
+    "try_score",
     "why_not",
 ]

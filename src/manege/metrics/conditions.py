@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from manege import plugins
 from manege.data import PictureSet, Toy
 from manege.errors import ConfigError, DataError, field
 from manege.metrics.frechet import enough_for_frechet
 from manege.metrics.inception import Inception
+from manege.metrics.own import own_score
 from manege.metrics.spaces import CLEAN, INCEPTION, LITE0, Space
 from manege.metrics.weights import without_head
 
@@ -64,22 +66,29 @@ class Preconditions:
 
 
 def check_groups(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the names of groups, each once, or raise ConfigError; None means all that apply."""
+    """Return the names of groups, each once, or raise ConfigError; None means all that apply.
+
+    A score of one's own has a group to itself, whose name is the reference to its function.
+    """
     if names is None:
         return None
-    chosen = tuple(dict.fromkeys(names))
+    own = {name: plugins.reference_named(name) for name in names if name and name not in GROUPS}
+    chosen = tuple(dict.fromkeys(own.get(name) or name for name in names))
     if "" in chosen and len(chosen) > 1:
         given = ",".join(names)
         raise ConfigError(
             f"{field('metrics')} {given!r}: an empty name; expected some of {', '.join(GROUPS)}"
         )
     for name in filter(None, chosen):
-        if name not in GROUPS:
+        if plugins.is_reference(name):
+            own_score(name, field("metrics"))
+        elif name not in GROUPS:
             hint = ""
             if "fid" in name.lower():
                 hint = f" (FID is fd with {field('features')} inception)"
             raise ConfigError(
-                f"{field('metrics')} {name}: not known; expected some of {', '.join(GROUPS)}{hint}"
+                f"{field('metrics')} {name}: not known; expected some of {', '.join(GROUPS)}, or a "
+                f"function of your own as module:name{hint}"
             )
     if chosen in ((), ("",)):
         raise ConfigError(f"{field('metrics')}: empty; expected some of {', '.join(GROUPS)}")

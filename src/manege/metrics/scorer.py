@@ -9,12 +9,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from manege import plugins
 from manege.config import ScoreConfig, ScoreMetric
 from manege.data import Dataset, Split, set_of
 from manege.errors import ConfigError, field
 from manege.metrics.estimate import Estimate
 from manege.metrics.frechet import enough_for_frechet, frechet
 from manege.metrics.kid import kid
+from manege.metrics.own import Distance, own_score
 from manege.metrics.spaces import LITE0, Space
 from manege.metrics.stability import LEAST, PART
 
@@ -23,7 +25,7 @@ MOST_REFERENCES = 2000
 
 
 class ClassScorer:
-    """Computes KID or Fréchet distance to a cell's training pictures; smaller is better."""
+    """Computes the distance of pictures to a cell's training pictures; smaller is better."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class ClassScorer:
         self.space = space
         self._dataset = dataset
         self._references: dict[str, np.ndarray] = {}
+        self._distance = _distance(config)
         if config.metric is ScoreMetric.FD:
             self._require_enough()
 
@@ -47,8 +50,7 @@ class ClassScorer:
         if cell not in self._references:
             own = set_of(self._dataset, Split.TRAIN, MOST_REFERENCES, self._parts[cell])
             self._references[cell] = self.space.features_of(own)
-        measure = frechet if self.config.metric is ScoreMetric.FD else kid
-        return measure(drawn_ND, self._references[cell])
+        return self._distance(drawn_ND, self._references[cell])
 
     def _affordable(self, cell: str, pictures_NSSC: np.ndarray) -> np.ndarray:
         """Return the pictures to score: all, or for Lite0 about an eighth of those trained on.
@@ -81,3 +83,10 @@ class ClassScorer:
                     f"{field('score')} fd: {what} has {count} pictures, too few for a Fréchet "
                     f"distance in {self.space.dimensions} dimensions; use {field('score')} kid"
                 )
+
+
+def _distance(config: ScoreConfig) -> Distance:
+    """Return what compares two tables of features, as the configuration says."""
+    if plugins.is_reference(config.metric):
+        return own_score(config.metric, "score.metric")
+    return frechet if config.metric is ScoreMetric.FD else kid

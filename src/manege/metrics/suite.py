@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from manege import plugins
 from manege.config import stream
 from manege.data import PictureSet, Toy
 from manege.metrics.conditions import (
@@ -34,6 +35,7 @@ from manege.metrics.estimate import Estimate, mean_of, wilson
 from manege.metrics.frechet import frechet, frechet_between, spread
 from manege.metrics.kid import kid
 from manege.metrics.neighbours import nearest, prdc
+from manege.metrics.own import own_definition, own_score
 from manege.metrics.score import BLIND, DEFINITIONS, Score
 from manege.metrics.spaces import CLEAN, INCEPTION, LITE0, MNIST_LOGITS, POINTS, Progress, Space
 
@@ -131,7 +133,9 @@ class _Measuring:
         }
         for group in self._groups or GROUPS:
             reason = why_not(group, self._facts)
-            if reason is None:
+            if plugins.is_reference(group):
+                self._own(group)
+            elif reason is None:
                 work[group]()
             elif group not in self._not_meant():
                 self._results.left_out[group] = reason
@@ -156,7 +160,7 @@ class _Measuring:
         contest = self._contest
         own = contest.space if space is None else space
         name_of_space = own if isinstance(own, str) else own.name
-        definition, interval = DEFINITIONS[name]
+        definition, interval = DEFINITIONS[name] if name in DEFINITIONS else own_definition(name)
         if name_of_space in contest.blind:
             marks = (BLIND, *marks)
         self._results.scores.append(
@@ -243,6 +247,13 @@ class _Measuring:
             floor=frechet(real, reference) if self._as_many(real) else None,
             marks=marks,
         )
+
+    def _own(self, reference: str) -> None:
+        distance = own_score(reference, "metrics")
+        generated, known, real = self._generated, self._reference, self._real()
+        floor = distance(real, known) if self._as_many(real) else None
+        counts = len(generated), len(known)
+        self._add(reference, distance(generated, known), counts, floor=floor)
 
     def _inception_score(self) -> None:
         contest, count = self._contest, len(self._contest.generated)

@@ -20,12 +20,7 @@ from manege.models.critic import (
 )
 from manege.models.layout import ALIGN, fill, layout_of, named_tensors, tensors_in
 from manege.models.lite0 import Lite0
-from manege.models.losses import (
-    discriminator_loss,
-    generator_loss,
-    needs_real,
-    objective_loss,
-)
+from manege.models.losses import Loss, loss_of, objective_loss
 from manege.models.networks import (
     Discriminator,
     Generator,
@@ -36,6 +31,7 @@ from manege.models.networks import (
     initialise,
     with_label,
 )
+from manege.models.own import OwnDiscriminator, seeded
 from manege.models.pixels import generate, to_bytes, to_floats
 
 __all__ = [
@@ -46,7 +42,9 @@ __all__ = [
     "FrozenFeatures",
     "Generator",
     "Lite0",
+    "Loss",
     "ManualMLP",
+    "OwnDiscriminator",
     "PictureShape",
     "Spec",
     "augment",
@@ -55,19 +53,18 @@ __all__ = [
     "build_generator",
     "clip_",
     "clippable",
-    "discriminator_loss",
     "draw_augmentation",
     "fed_side",
     "fill",
     "generate",
-    "generator_loss",
     "gradient_penalty",
     "initialise",
     "layout_of",
+    "loss_of",
     "named_tensors",
-    "needs_real",
     "objective_loss",
     "power_iteration_",
+    "seeded",
     "squared_gradients",
     "tensors_in",
     "to_bytes",

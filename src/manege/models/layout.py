@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -41,14 +41,24 @@ class Layout:
     """Floats the parameters and buffers take."""
     dtype: torch.dtype
     """The type of all numbers."""
+    constants: tuple[tuple[str, nn.Module, str], ...] = ()
+    """Buffers of other types, which no record holds: the name, the owner and the attribute."""
 
 
 def layout_of(network: nn.Module) -> Layout:
     """Return the layout of a network, which may be without storage."""
     dtype = next(network.parameters()).dtype
     parameters, num_weights = _place(_members(network, parameters=True), dtype, start=0)
-    buffers, num_floats = _place(_members(network, parameters=False), dtype, start=num_weights)
-    return Layout(parameters, buffers, num_weights, num_floats, dtype)
+    # A network of ours has floats alone; somebody else's may have constants beside them.
+    own = bool(getattr(network, "own", False))
+    kept: list[_Member] = []
+    constants: list[_Member] = []
+    for member in _members(network, parameters=False):
+        (constants if own and member[3].dtype != dtype else kept).append(member)
+    buffers, num_floats = _place(kept, dtype, start=num_weights)
+    return Layout(
+        parameters, buffers, num_weights, num_floats, dtype, tuple(one[:3] for one in constants)
+    )
 
 
 def named_tensors(network: nn.Module, record: np.ndarray) -> dict[str, np.ndarray]:
@@ -94,13 +104,21 @@ def _members(network: nn.Module, *, parameters: bool) -> Iterator[_Member]:
 
 
 def _place(
-    members: Iterator[_Member], dtype: torch.dtype, start: int
+    members: Iterable[_Member], dtype: torch.dtype, start: int
 ) -> tuple[tuple[Slot, ...], int]:
-    """Give every tensor its place from `start` on; return the places and where they end."""
-    slots = []
+    """Give every tensor its place from `start` on; return the places and where they end.
+
+    One that has several names has one place.
+    """
+    slots: list[Slot] = []
+    known: dict[int, int] = {}
     for name, owner, attribute, tensor in members:
         if tensor.dtype != dtype:
             raise TypeError(f"{name} is {tensor.dtype}; a record holds {dtype} only")
+        if id(tensor) in known:
+            slots.append(Slot(name, owner, attribute, known[id(tensor)], tuple(tensor.shape)))
+            continue
+        known[id(tensor)] = start
         slots.append(Slot(name, owner, attribute, start, tuple(tensor.shape)))
         start += -(-tensor.numel() // ALIGN) * ALIGN
     return tuple(slots), start

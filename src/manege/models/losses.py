@@ -1,49 +1,123 @@
-"""Losses on logits (a Wasserstein critic's values are its logits); callers minimise them."""
+"""Losses on logits (a Wasserstein critic's values are its logits); callers minimise them.
+
+A loss is a value, a built-in one or one from outside the package.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import assert_never
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from manege.config import Loss, Objective
+from manege.config import LossName, Objective, shown
+from manege.errors import ConfigError
+from manege.plugins import PartError, blamed, load
 
 
-def discriminator_loss(loss: Loss, real_B: Tensor, fake_B: Tensor) -> Tensor:
-    """Return what the discriminator minimises over a batch of real and one of fake pictures."""
-    match loss:
-        case Loss.BCE | Loss.MINIMAX:
-            # -log σ(real) - log(1 - σ(fake)), without overflow.
-            return F.softplus(-real_B).mean() + F.softplus(fake_B).mean()
-        case Loss.LEAST_SQUARES:
-            return (real_B - 1).square().mean() / 2 + fake_B.square().mean() / 2
-        case Loss.HINGE:
-            return F.relu(1 - real_B).mean() + F.relu(1 + fake_B).mean()
-        case Loss.RELATIVISTIC:
-            # Each fake against one real picture: -log σ(real - fake).
-            return F.softplus(fake_B - real_B).mean()
-        case Loss.WASSERSTEIN:
-            return fake_B.mean() - real_B.mean()  # Eq. (6) with its sign turned.
-        case _:
-            assert_never(loss)
+@dataclass(frozen=True)
+class Loss:
+    """What discriminator and generator minimise, as functions of logits.
+
+    Args:
+        discriminator: ``discriminator(real, fake)`` returns a number for a batch of each.
+        generator: ``generator(fake)`` returns a number; ``generator(real, fake)`` with
+            `needs_real`.
+        needs_real: whether the generator's loss looks at the real pictures' logits.
+
+    Example:
+        >>> from torch.nn.functional import softplus
+        >>> logistic = manege.Loss(
+        ...     discriminator=lambda real, fake: softplus(-real).mean() + softplus(fake).mean(),
+        ...     generator=lambda fake: softplus(-fake).mean(),
+        ... )
+    """
+
+    discriminator: Callable[[Tensor, Tensor], Tensor]
+    generator: Callable[..., Tensor]
+    needs_real: bool = False
+
+    def of_generator(self, real_B: Tensor, fake_B: Tensor) -> Tensor:
+        """Return what the generator minimises; `real_B` counts only where it is needed."""
+        return self.generator(real_B, fake_B) if self.needs_real else self.generator(fake_B)
 
 
-def generator_loss(loss: Loss, fake_B: Tensor, real_B: Tensor) -> Tensor:
-    """Return what the generator minimises; only a relativistic loss looks at real logits."""
-    match loss:
-        case Loss.BCE:
-            return F.softplus(-fake_B).mean()  # Non-saturating: -log σ(fake).
-        case Loss.MINIMAX:
-            return -F.softplus(fake_B).mean()  # log(1 - σ(fake)): flat where fakes are found out.
-        case Loss.LEAST_SQUARES:
-            return (fake_B - 1).square().mean() / 2
-        case Loss.HINGE | Loss.WASSERSTEIN:
-            return -fake_B.mean()  # Eq. (7).
-        case Loss.RELATIVISTIC:
-            return F.softplus(real_B - fake_B).mean()
-        case _:
-            assert_never(loss)
+def _logistic(real_B: Tensor, fake_B: Tensor) -> Tensor:
+    # -log σ(real) - log(1 - σ(fake)), without overflow.
+    return F.softplus(-real_B).mean() + F.softplus(fake_B).mean()
+
+
+def _minus_mean(fake_B: Tensor) -> Tensor:
+    return -fake_B.mean()  # Eq. (7).
+
+
+LOSSES: Mapping[str, Loss] = {
+    # The generator's is non-saturating: -log σ(fake).
+    LossName.BCE: Loss(_logistic, lambda fake_B: F.softplus(-fake_B).mean()),
+    # log(1 - σ(fake)): flat where fakes are found out.
+    LossName.MINIMAX: Loss(_logistic, lambda fake_B: -F.softplus(fake_B).mean()),
+    LossName.LEAST_SQUARES: Loss(
+        lambda real_B, fake_B: (real_B - 1).square().mean() / 2 + fake_B.square().mean() / 2,
+        lambda fake_B: (fake_B - 1).square().mean() / 2,
+    ),
+    LossName.HINGE: Loss(
+        lambda real_B, fake_B: F.relu(1 - real_B).mean() + F.relu(1 + fake_B).mean(), _minus_mean
+    ),
+    # Each fake against one real picture: -log σ(real - fake).
+    LossName.RELATIVISTIC: Loss(
+        lambda real_B, fake_B: F.softplus(fake_B - real_B).mean(),
+        lambda real_B, fake_B: F.softplus(real_B - fake_B).mean(),
+        needs_real=True,
+    ),
+    # Eq. (6) with its sign turned.
+    LossName.WASSERSTEIN: Loss(lambda real_B, fake_B: fake_B.mean() - real_B.mean(), _minus_mean),
+}
+"""The built-in losses."""
+
+
+def loss_of(name: str) -> Loss:
+    """Return the loss of a configuration: a built-in one, or that of a ``module:name``."""
+    return LOSSES.get(name) or _own_loss(name)
+
+
+@cache
+def _own_loss(reference: str) -> Loss:
+    """Return a loss from outside the package, whose errors name it."""
+    found = load(reference, "training.loss")
+    if not isinstance(found, Loss):
+        raise ConfigError(
+            f"training.loss: {reference} is a {type(found).__name__}, expected a manege.Loss; "
+            "make one with manege.Loss(discriminator, generator)"
+        )
+    return Loss(
+        _checked(found.discriminator, reference, "discriminator(real, fake)"),
+        _checked(
+            found.generator,
+            reference,
+            "generator(real, fake)" if found.needs_real else "generator(fake)",
+        ),
+        found.needs_real,
+    )
+
+
+def _checked(function: Callable[..., Tensor], reference: str, what: str) -> Callable[..., Tensor]:
+    """Return the function, with errors that name it and what it returned."""
+
+    def call(*logits: Tensor) -> Tensor:
+        with blamed(reference, what):
+            loss = function(*logits)
+        if isinstance(loss, Tensor) and loss.ndim == 0 and loss.is_floating_point():
+            return loss
+        found = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+        raise PartError(
+            f"{reference}: {what} returned {found or shown(loss)}, expected one number with a "
+            "gradient, as of .mean()"
+        )
+
+    return call
 
 
 def objective_loss(objective: Objective, fake_B: Tensor) -> Tensor:
@@ -57,8 +131,3 @@ def objective_loss(objective: Objective, fake_B: Tensor) -> Tensor:
             return (fake_B.sigmoid() - 1).square().mean()
         case _:
             assert_never(objective)
-
-
-def needs_real(loss: Loss) -> bool:
-    """Return whether the generator's loss needs the real pictures' logits."""
-    return loss is Loss.RELATIVISTIC

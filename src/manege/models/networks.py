@@ -24,6 +24,7 @@ from manege.config import (
     Activation,
     DcganNetworks,
     MlpNetworks,
+    OwnNetworks,
     PyramidNetworks,
     ResnetNetworks,
 )
@@ -47,7 +48,7 @@ EMBEDDED = 32
 _POWER_ITERATIONS = 20
 """Power iterations on fresh weights; training adds one at each update."""
 
-Spec = DcganNetworks | ResnetNetworks | PyramidNetworks | MlpNetworks
+Spec = DcganNetworks | ResnetNetworks | PyramidNetworks | MlpNetworks | OwnNetworks
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Generator(nn.Module):
     """
 
     latent: int
+    own: bool = False
+    """Whether it comes from outside the package."""
     embed: Embed | None
 
     def condition(self, num_labels: int, deviation: float = 1.0) -> int:
@@ -100,6 +103,8 @@ class Discriminator(nn.Module):
     """Whether what it makes of a picture depends on the rest of its batch."""
     sees_features: bool = False
     """Whether `observe` is more than the pictures themselves."""
+    own: bool = False
+    """Whether it comes from outside the package."""
     embed: Embed | None
     linear: Dense
 
@@ -130,8 +135,12 @@ class Discriminator(nn.Module):
 def build_generator(spec: Spec, shape: PictureShape, num_labels: int = 0) -> Generator:
     """Build a generator on torch's meta device, without storage: `initialise` or a record fills it.
 
-    With `num_labels` it is a conditional one.
+    With `num_labels` it is a conditional one. One of somebody else's has storage already.
     """
+    if isinstance(spec, OwnNetworks):
+        from manege.models.own import OwnGenerator
+
+        return OwnGenerator(spec, shape)
     with torch.device("meta"):
         match spec:
             case DcganNetworks():
@@ -150,6 +159,10 @@ def build_discriminator(
     spec: Spec, shape: PictureShape, num_labels: int = 0, *, spectral: bool = False
 ) -> Discriminator:
     """Build a discriminator without storage, as `build_generator`; maybe with spectral norms."""
+    if isinstance(spec, OwnNetworks):
+        from manege.models.own import OwnDiscriminator
+
+        return OwnDiscriminator(spec, shape)
     with torch.device("meta"):
         match spec:
             case DcganNetworks():
@@ -521,7 +534,16 @@ def with_label(tensors: Mapping[str, Tensor], label: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def initialise(network: nn.Module, rng: np.random.Generator) -> None:
-    """Fill every parameter and buffer, by torch's own default distributions, from a stream."""
+    """Fill every parameter and buffer, by torch's own default distributions, from a stream.
+
+    Somebody else's network is filled as its author does it.
+    """
+    if isinstance(network, Generator | Discriminator) and network.own:
+        from manege.models.own import OwnDiscriminator, OwnGenerator, initialise_own
+
+        assert isinstance(network, OwnGenerator | OwnDiscriminator)
+        initialise_own(network, rng)
+        return
     for module in network.modules():
         if isinstance(module, BatchNorm2d):
             module.weight.fill_(1)

@@ -25,9 +25,10 @@ import torch
 
 from manege import device, errors, machine, pictures
 from manege.cell.mixture import proportions
-from manege.config import ALL, stream
+from manege.config import ALL, OwnNetworks, stream
 from manege.errors import CheckpointError, ConfigError
 from manege.models import Generator, PictureShape, Spec, build_generator, fill, generate
+from manege.plugins import check_sources
 from manege.runs import cell_folder
 from manege.sampler.latents import (
     CHUNK,
@@ -275,6 +276,9 @@ class Model:
 
     def generator(self, component: Component, on: torch.device) -> Generator:
         """Return a component's generator, ready to draw."""
+        if isinstance(component.networks, OwnNetworks):
+            known = component.trained.get("plugins", {})
+            require_source(component.name, component.networks, known)
         generator = build_generator(component.networks, self.shape)
         try:
             tensors = safetensors.numpy.load(component.read())
@@ -491,6 +495,20 @@ class Model:
         uniform_N = stream(seed, cell="", purpose="labels").random(count)
         names = list(weights)
         return [names[i] for i in by_chance(weights.values(), uniform_N)]
+
+
+def require_source(what: str, networks: OwnNetworks, known: Mapping[str, str]) -> None:
+    """Raise ConfigError unless networks from outside the package are here as they were trained."""
+    module = networks.kind.partition(":")[0]
+    try:
+        check_sources(
+            {"networks": networks.kind},
+            known,
+            f"put back the {module} that the networks were trained with: another source may draw "
+            "other pictures from the same weights",
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from None
 
 
 def require_memory(asked: str, count: int, shape: PictureShape) -> None:

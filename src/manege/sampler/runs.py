@@ -15,13 +15,13 @@ import numpy as np
 import safetensors.numpy
 import torch
 
-from manege.config import RunConfig, stored
+from manege.config import OwnNetworks, RunConfig, stored
 from manege.errors import CheckpointError
 from manege.labels import LABEL, is_label, shown
 from manege.methods import ModelPart, method_of
 from manege.models import PictureShape, build_generator, named_tensors, with_label
 from manege.runs import Checkpoint, RunDir
-from manege.sampler.model import Component, Model
+from manege.sampler.model import Component, Model, require_source
 from manege.sampler.store import load
 
 
@@ -40,6 +40,8 @@ def of_run(rundir: RunDir) -> Model:
     """Return the model of a run as it stands: the last commit of every cell that it needs."""
     config = run_config(rundir)
     identity = config.identity()
+    if isinstance(config.networks, OwnNetworks):
+        require_source(str(rundir.path), config.networks, config.plugins)
     counts = {label: int(known["train"]) for label, known in run_data(rundir)["classes"].items()}
     choice = rundir.status().get("mixture")
     parts = method_of(config).components(config, counts, choice, _commits(rundir, identity))
@@ -99,14 +101,15 @@ def _component(
         weight=part.weight,
         networks=config.networks,
         trained={
-            "method": config.method.value,
+            "method": str(config.method),
             "seed": config.seed,
             "preset": config.preset,
-            "loss": config.training.loss.value,
+            "loss": str(config.training.loss),
             "constraint": config.training.constraint.kind,
             "rounds": trained.rounds,
             "weights": trained.weights,
             "score": trained.score,
+            **({"plugins": dict(config.plugins)} if config.plugins else {}),
         },
         sha256=sha256,
         read=partial(_read_again, rundir, part, config, sha256),

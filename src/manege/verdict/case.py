@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from manege.config import DataConfig, RunConfig
-from manege.data import KNOWN, Dataset, Split, object_name, open_dataset
+from manege.data import KNOWN, Dataset, Split, object_name, open_dataset, own_dataset
 from manege.errors import ConfigError, DataError, field
 from manege.files import user_path
 from manege.runs import RunDir
@@ -175,7 +175,8 @@ def _data_config(config: RunConfig, options: VerdictOptions) -> DataConfig:
     changes: dict[str, str] = {}
     if options.data is not None:
         known = options.data in KNOWN or object_name(options.data) is not None
-        changes["source"] = options.data if known else str(user_path(options.data))
+        own = own_dataset(options.data)
+        changes["source"] = options.data if known else own or str(user_path(options.data))
     if options.data_root is not None:
         changes["root"] = options.data_root
     return config.data.model_copy(update=changes)

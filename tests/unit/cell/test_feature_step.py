@@ -10,16 +10,14 @@ import torch
 from tests.helpers.pictures import noise as noisy_pictures
 
 from manege.cell import Arena, Batch, Streams, draw_noise, new_pair, noises_in_step, train_step
-from manege.config import Loss, PyramidNetworks, SpectralConstraint, Training, stream
+from manege.config import LossName, PyramidNetworks, SpectralConstraint, Training, stream
 from manege.methods import shares
 from manege.methods.shares import SeenPictures
 from manege.metrics.lite0_weights import feature_weights
 from manege.models import (
     FrozenFeatures,
     PictureShape,
-    discriminator_loss,
-    generator_loss,
-    needs_real,
+    loss_of,
     power_iteration_,
 )
 
@@ -34,7 +32,7 @@ def features() -> FrozenFeatures:
     return FrozenFeatures(feature_weights().network, (24, 40), SHAPE, 16)
 
 
-def _training(loss: Loss = Loss.HINGE, n_critic: int = 1) -> Training:
+def _training(loss: LossName = LossName.HINGE, n_critic: int = 1) -> Training:
     return Training(loss=loss, constraint=SpectralConstraint(), batch=BATCH, n_critic=n_critic)
 
 
@@ -64,13 +62,13 @@ def _two_passes(pair, reals, noises, training, optimisers) -> list[float]:
         power_iteration_(judge)
         fakes = generator(noise.z_BZ, batch.labels_B).detach()
         values = judge(judge.observe(torch.cat([batch.pictures, fakes])), None, _twice(batch))
-        loss = discriminator_loss(training.loss, *values.chunk(2))
+        loss = loss_of(training.loss).discriminator(*values.chunk(2))
         critic.append(float(loss.detach()))
         _step(optimisers[1], loss)
     batch, noise = reals[-1], noises[-1]
     fake = judge(judge.observe(generator(noise.z_BZ, batch.labels_B)), None, batch.labels_B)
     real = judge(judge.observe(batch.pictures), None, batch.labels_B)
-    loss = generator_loss(training.loss, fake, real if needs_real(training.loss) else fake)
+    loss = loss_of(training.loss).of_generator(real, fake)
     _step(optimisers[0], loss)
     return [sum(critic) / len(critic), float(loss.detach())]
 
@@ -85,7 +83,7 @@ def _step(optimiser, loss) -> None:
     optimiser.step()
 
 
-@pytest.mark.parametrize("loss", list(Loss))
+@pytest.mark.parametrize("loss", list(LossName))
 @pytest.mark.parametrize(
     ("n_critic", "labels"), [(1, 0), pytest.param(3, 0, marks=pytest.mark.full), (1, 4)]
 )
@@ -130,7 +128,7 @@ def test_what_is_known_of_real_pictures_is_taken_for_granted(features):
 
 
 def test_an_arena_looks_at_each_picture_once(features, monkeypatch):
-    training = _training(Loss.BCE)
+    training = _training(LossName.BCE)
     pairs = [_pair(features, training) for _ in range(3)]
     for number, pair in enumerate(pairs):
         with torch.no_grad():

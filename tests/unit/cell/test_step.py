@@ -20,7 +20,7 @@ from manege.config import (
     ClipConstraint,
     DataConfig,
     DcganNetworks,
-    Loss,
+    LossName,
     MlpNetworks,
     NoConstraint,
     PenaltyConstraint,
@@ -37,8 +37,8 @@ from manege.models import (
     PictureShape,
     build_discriminator,
     build_generator,
-    discriminator_loss,
     initialise,
+    loss_of,
 )
 
 CPU = torch.device("cpu")
@@ -157,7 +157,7 @@ def _admitted(networks, training: Training) -> bool:
     return True
 
 
-def _settings(networks, *, n_critic: int, batch: int, losses=Loss) -> list[Training]:
+def _settings(networks, *, n_critic: int, batch: int, losses=LossName) -> list[Training]:
     """Every loss with every constraint that it makes sense with on these networks."""
     every = [
         Training(loss=loss, constraint=constraint, n_critic=n_critic, batch=batch)
@@ -177,7 +177,9 @@ SIDE = 20
 PAPER_SETTINGS = [
     training
     for n in (1, 3)
-    for training in _settings(PAPER, n_critic=n, batch=4, losses=(Loss.BCE, Loss.WASSERSTEIN))
+    for training in _settings(
+        PAPER, n_critic=n, batch=4, losses=(LossName.BCE, LossName.WASSERSTEIN)
+    )
 ]
 NORMED_SETTINGS = [
     training for n in (1, 3) for training in _settings(NORMED, n_critic=n, batch=BATCH)
@@ -191,12 +193,12 @@ PAIRED = [
     Training(loss=loss, constraint=constraint, n_critic=2, batch=6)
     for loss, constraint in zip(
         (
-            Loss.BCE,
-            Loss.WASSERSTEIN,
-            Loss.WASSERSTEIN,
-            Loss.HINGE,
-            Loss.LEAST_SQUARES,
-            Loss.RELATIVISTIC,
+            LossName.BCE,
+            LossName.WASSERSTEIN,
+            LossName.WASSERSTEIN,
+            LossName.HINGE,
+            LossName.LEAST_SQUARES,
+            LossName.RELATIVISTIC,
         ),
         CONSTRAINTS,
         strict=True,
@@ -273,8 +275,8 @@ def test_a_few_steps_of_the_perceptrons_equal_the_plain_form_in_double(training)
 @pytest.mark.parametrize("activation", Activation)
 def test_a_few_steps_of_perceptrons_of_each_activation_equal_the_plain_form(activation):
     networks = MlpNetworks(latent=6, hidden=9, activation=activation)
-    _equals_the_plain_form(Training(loss=Loss.BCE, batch=6), networks, 8)
-    _equals_the_plain_form(Training(loss=Loss.RELATIVISTIC, batch=6), networks, 8, augment=0.7)
+    _equals_the_plain_form(Training(loss=LossName.BCE, batch=6), networks, 8)
+    _equals_the_plain_form(Training(loss=LossName.RELATIVISTIC, batch=6), networks, 8, augment=0.7)
 
 
 @pytest.mark.parametrize("training", PAIRED, ids=_name)
@@ -284,7 +286,7 @@ def test_a_few_steps_of_a_conditional_pair_equal_the_plain_form_in_double(networ
 
 
 def test_a_few_steps_of_the_papers_pair_told_the_labels_equal_the_plain_form_in_double():
-    _equals_the_plain_form(Training(loss=Loss.BCE, batch=6), NORMED, SIDE, labels=3)
+    _equals_the_plain_form(Training(loss=LossName.BCE, batch=6), NORMED, SIDE, labels=3)
 
 
 @pytest.mark.parametrize("training", PAIRED, ids=_name)
@@ -295,7 +297,7 @@ def test_a_few_steps_on_changed_pictures_equal_the_plain_form_in_double(training
 @pytest.mark.full
 @pytest.mark.parametrize("training", _fewer(NORMED_SETTINGS, _once), ids=_name)
 def test_a_few_training_steps_in_float32_lose_and_win_like_the_plain_form(training):
-    small = training.loss not in (Loss.BCE, Loss.WASSERSTEIN)
+    small = training.loss not in (LossName.BCE, LossName.WASSERSTEIN)
     pair, reals = _setting(SIDE, training, NORMED if small else PAPER)
     plain_pair = PlainPair.like(pair, training)
     close = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-5)
@@ -314,13 +316,13 @@ def test_a_wasserstein_critic_has_no_gradient_on_pictures_so_small(size, trains)
     initialise(network, stream(0, cell="x", purpose="init"))
     generator = torch.Generator().manual_seed(0)
     real, fake = (torch.rand(BATCH, 1, size, size, generator=generator).double() for _ in range(2))
-    discriminator_loss(Loss.WASSERSTEIN, network(real), network(0.1 * fake)).backward()
+    loss_of(LossName.WASSERSTEIN).discriminator(network(real), network(0.1 * fake)).backward()
     largest = max(parameter.grad.abs().max().item() for parameter in network.parameters())
     assert (largest > 1e-3) == trains
     assert trains or largest < 1e-12
 
 
-@pytest.mark.parametrize("loss", [Loss.WASSERSTEIN, Loss.RELATIVISTIC])
+@pytest.mark.parametrize("loss", [LossName.WASSERSTEIN, LossName.RELATIVISTIC])
 def test_the_generators_step_leaves_the_discriminator_untouched(loss):
     training = Training(loss=loss, batch=BATCH, constraint=SpectralConstraint())
     pair, reals = _setting(8, training, FREE)
@@ -434,7 +436,7 @@ def test_no_purpose_shifts_the_numbers_of_another():
 
 
 def test_the_loss_told_is_the_mean_over_the_discriminators_updates():
-    training = Training(loss=Loss.BCE, n_critic=3, batch=6)
+    training = Training(loss=LossName.BCE, n_critic=3, batch=6)
     pair, reals = _setting(8, training, FREE)
     other, _ = _setting(8, training, FREE)
     noise = _noise(pair, training, 0)

@@ -15,7 +15,7 @@ from manege.config import (
     Fitness,
     FiveCells,
     Isolated,
-    Loss,
+    LossName,
     MethodName,
     MlpNetworks,
     MutationPerRound,
@@ -59,7 +59,7 @@ def test_a_grid_is_table_i_unless_told_otherwise():
     assert (config.preset, config.rounds) == ("cellular-paper", 200)
     assert config.networks == MlpNetworks(latent=64, hidden=256, activation=Activation.TANH)
     training = config.training
-    assert (training.loss, training.batch) == (Loss.BCE, 100)
+    assert (training.loss, training.batch) == (LossName.BCE, 100)
     optimiser = training.optimiser
     assert (optimiser.generator_lr, optimiser.discriminator_lr) == (2e-4, 2e-4)
     assert (optimiser.beta1, optimiser.beta2) == (0.5, 0.999)
@@ -277,8 +277,8 @@ def test_changes_come_one_after_the_other(rounds):
         (["score.metric=fd"], "by cellular.mixture.metric"),
         *(
             (["cellular.objectives=[minimax]", f"training.loss={loss}"], f"the loss is {loss}")
-            for loss in Loss
-            if loss is not Loss.BCE
+            for loss in LossName
+            if loss is not LossName.BCE
         ),
         (["cellular=null"], "use preset cellular-paper"),
         (["method=single"], "only method cellular has a grid"),
@@ -291,7 +291,7 @@ def test_what_makes_no_sense_on_a_grid_is_refused(sets, words):
     assert words in _refusal(*more, *sets)
 
 
-@pytest.mark.parametrize("loss", Loss)
+@pytest.mark.parametrize("loss", LossName)
 def test_without_objectives_a_grid_trains_with_any_loss(loss):
     assert _grid(f"training.loss={loss}").training.loss is loss
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from manege.config import (
     PRESETS,
     SIZES,
-    Loss,
+    LossName,
     amended,
     parse_duration,
     resolve,
@@ -38,10 +38,10 @@ def test_each_source_overrides_the_ones_before(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("preset: paper-dc\nseed: 1\ntraining: {batch: 11, n_critic: 2}\n")
     config = resolve(file=file, flags=DIGITS | {"training.batch": 12}, sets=["training.batch=13"])
-    assert (config.preset, config.training.loss) == ("paper-dc", Loss.BCE)
+    assert (config.preset, config.training.loss) == ("paper-dc", LossName.BCE)
     assert (config.seed, config.training.n_critic, config.training.batch) == (1, 2, 13)
     assert resolve(file=file, flags=DIGITS | {"training.batch": 12}).training.batch == 12
-    assert resolve(preset="paper", file=file, flags=DIGITS).training.loss is Loss.WASSERSTEIN
+    assert resolve(preset="paper", file=file, flags=DIGITS).training.loss is LossName.WASSERSTEIN
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,11 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
         "rounds: found -1, expected greater than or equal to 1",
         "training.los: unknown key, expected one of loss,",
         "training.loss: found 'wassersten', expected one of bce, minimax, least-squares, hinge, "
-        "relativistic, wasserstein; did you mean wasserstein?",
+        "relativistic, wasserstein, module:name; did you mean wasserstein?",
         "training.batch: found 'many', expected a whole number",
         "training.constraint.bund: unknown key, expected one of kind, bound; did you mean bound?",
-        "networks.kind: found 'dcgn', expected one of dcgan, resnet, pyramid, mlp; did you mean ",
+        "networks.kind: found 'dcgn', expected one of dcgan, resnet, pyramid, mlp, module:name; "
+        "did you mean dcgan?",
         "data.size: found 30, expected a side the networks can make; nearest are 28 and 32",
     ):
         assert expected in told
@@ -112,7 +113,7 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
         ),
         (
             "networks.kind=resnt",
-            "expected one of dcgan, resnet, pyramid, mlp; did you mean resnet?",
+            "expected one of dcgan, resnet, pyramid, mlp, module:name; did you mean resnet?",
         ),
         (
             "training.constraint.kind=spectrl",
@@ -124,7 +125,7 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
             "training.augment.kind: found 'adapt', expected one of none, adaptive, few; did you "
             "mean adaptive?",
         ),
-        ("training.loss=hing", "relativistic, wasserstein; did you mean hinge?"),
+        ("training.loss=hing", "relativistic, wasserstein, module:name; did you mean hinge?"),
         ("networks.discriminator_widht=4", "did you mean discriminator_width?"),
         (
             "networks.generator_width=5",
@@ -336,11 +337,11 @@ NETWORKS = (
 
 @pytest.mark.parametrize("networks", NETWORKS, ids=["dcgan", "dcgan bare", "resnet", "mlp"])
 @pytest.mark.parametrize("kind", ["none", "clip", "gp", "spectral", "r1", "r1r2"])
-@pytest.mark.parametrize("loss", Loss)
+@pytest.mark.parametrize("loss", LossName)
 def test_what_makes_sense_together_is_accepted_and_the_rest_refused(networks, kind, loss):
     sets = [*networks, f"training.constraint.kind={kind}", f"training.loss={loss}"]
     bounded = kind in ("gp", "spectral", "r1", "r1r2")
-    refused = (kind == "clip" and loss is not Loss.WASSERSTEIN) or (
+    refused = (kind == "clip" and loss is not LossName.WASSERSTEIN) or (
         networks == NETWORKS[0] and bounded
     )
     if refused:

@@ -13,6 +13,8 @@ def measure_name(run: RunRecord) -> str:
 
 def titled(name: str) -> str:
     """Return a score's name as a heading."""
+    if ":" in name:
+        return name  # A score of one's own.
     return {"kid": "KID", "fd": "Fréchet distance"}.get(name, name[:1].upper() + name[1:])
 
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from manege import failpoints, machine, processes
+from manege import failpoints, machine, plugins, processes
 from manege.errors import MachineError, field_names
 from manege.observer import Observer, Observers
 from manege.runtime.boot import NO_ROOM
@@ -355,6 +355,7 @@ class Server:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                env=plugins.environment(),  # What is imported here can be imported there.
                 # One that is shared is not reached by signals to our group.
                 process_group=None if self._shared_as is None else 0,
             )

@@ -125,7 +125,7 @@ class CellRun:
             "score",
             cell=self.cell,
             round=judgement.round_,
-            metric=self._config.score.metric.value,
+            metric=str(self._config.score.metric),
             space=self._space,
             scores={
                 which.value: {"value": score.value, "low": score.low, "high": score.high}

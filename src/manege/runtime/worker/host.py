@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from manege import pictures, sampler
-from manege.config import RunConfig
+from manege.config import RunConfig, shown
 from manege.failpoints import failpoint
 from manege.methods import Method, State, Step
+from manege.plugins import PartError, at_fault
 from manege.runs import RunDir
 from manege.runtime import messages
 from manege.runtime.worker.cell_run import CellFailed, CellRun
@@ -102,7 +103,21 @@ class Host:
     # What it is told.
 
     def handle(self, message: Any, files: tuple[int, ...] = ()) -> None:
-        """Carry out a message."""
+        """Carry out a message; raise PartError where the code of somebody else's part fails."""
+        try:
+            self._handle(message, files)
+        except Exception as error:
+            if (words := self._own_fault(error)) is None:
+                raise
+            raise PartError(words) from error
+
+    def _own_fault(self, error: Exception) -> str | None:
+        """Return what to say of an error that comes from a part outside the package; else None."""
+        if isinstance(error, PartError):
+            return str(error)
+        return at_fault(error, self._config.references().values())
+
+    def _handle(self, message: Any, files: tuple[int, ...]) -> None:
         match message:
             case messages.RunUntil(cell) | messages.Finish(cell) | messages.Release(cell) if (
                 cell not in self._here
@@ -308,6 +323,10 @@ class Host:
             self._step(hosted)
         except CellFailed as failure:
             self._fail(hosted, failure)
+        except Exception as error:
+            if (words := self._own_fault(error)) is None:
+                raise
+            self._fail(hosted, CellFailed(words))
         now = time.monotonic()
         self.longest_s = max(self.longest_s, now - self.stepped_at)
         self.stepped_at = now
@@ -332,7 +351,12 @@ class Host:
         if hosted.steps is None:
             self._begin_round(hosted)
         assert hosted.steps is not None
-        step = next(hosted.steps)
+        step = next(hosted.steps, None)
+        if not isinstance(step, Step):
+            raise PartError(
+                f"{self._config.method}: advance gave {shown(step)}, expected a Step, and with the "
+                "last one of a round its losses"
+            )
         hosted.steps_here += 1
         run.spent_s += clock() - before
         hosted.busy_s += time.monotonic() - began

@@ -16,22 +16,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manege import device, machine, pictures
+from manege import device, machine, pictures, plugins
+from manege.cell import try_parts
 from manege.config import (
     DcganNetworks,
     FeatureCritic,
     RunConfig,
     amended,
-    partition,
     stream,
     to_yaml,
 )
-from manege.data import KNOWN, Dataset, Split, object_name, open_dataset, set_of
+from manege.data import KNOWN, Dataset, Split, object_name, open_dataset, own_dataset, set_of
 from manege.errors import CheckpointError, ConfigError, DataError, ManegeError, field
 from manege.failpoints import failpoint
 from manege.files import below, user_path
 from manege.labels import namesakes
-from manege.methods import method_of
+from manege.methods import method_of, partition_of
 from manege.metrics import (
     Space,
     Telling,
@@ -49,7 +49,7 @@ from manege.progress import duration
 from manege.runs import RunDir, cell_folder
 from manege.runtime.messages import NewRun, OldRun
 from manege.runtime.worker.cell_run import check_scorer
-from manege.runtime.worker.setup import check_scores
+from manege.runtime.worker.setup import check_scores, features_of
 from manege.sampler import run_config, run_data
 from manege.version import __version__
 
@@ -115,23 +115,32 @@ def prepare_new(
     """
     # Refuse before anything is made: a feature network takes minutes.
     device.place(config.device, 0, device.gpus_for(config.device))
+    plugins.check_sources(
+        config.references(),
+        config.plugins,
+        "leave plugins out of the configuration to train with the source as it is",
+    )
     if out is not None:
         RunDir.check_free(out)
     dataset = open_dataset(config.data)
     config, instead = _fitting(config, on_pixels)
     config = _settled(config, dataset)
-    _check_folders(config, dataset)
+    _check_method(config, dataset)
+    shape = PictureShape(dataset.size, dataset.channels)
+    told = try_parts(config, shape, features_of(config, shape)) if config.references() else []
     digests = _decode(config, dataset, observer)
     space = _space_of(config, dataset, observer)
     rundir = RunDir.create(
         out,
-        name=f"{dataset.name}-{config.method.value}",
+        name=f"{dataset.name}-{plugins.short(config.method)}",
         config=to_yaml(config),
         command=command,
         environment=environment(),
         data=_data_record(dataset, digests),
     )
     observer.say(f"run directory: {rundir.path}")
+    for line in told:
+        observer.say(line)
     if instead is not None:
         observer.say(instead)
     networks = config.networks
@@ -163,9 +172,11 @@ def _fitting(config: RunConfig, on_pixels: RunConfig | None) -> tuple[RunConfig,
     return config, None
 
 
-def _check_folders(config: RunConfig, dataset: Dataset) -> None:
-    """Refuse labels whose cells would share a folder of the run, which is named by a short hash."""
-    cells = partition(config, dataset.labels)
+def _check_method(config: RunConfig, dataset: Dataset) -> None:
+    """Refuse what the method cannot train, and cells that would share a folder of the run."""
+    method_of(config).check(config, dataset.labels)
+    cells = partition_of(config, dataset.labels)
+    # A folder is named by a short hash.
     if same := namesakes((cell, cell_folder(cell)) for cell in cells):
         one, other, folder = same
         raise DataError(
@@ -176,7 +187,7 @@ def _check_folders(config: RunConfig, dataset: Dataset) -> None:
 
 def real_sheet(config: RunConfig, dataset: Dataset) -> bytes:
     """Return a sheet of training pictures, laid out as samples/model.png to be compared with it."""
-    if dataset.channels == 2 or not method_of(config).draws_labels(config):
+    if dataset.channels == 2 or not method_of(config).draws_labels(config, dataset.labels):
         some = set_of(dataset, Split.TRAIN, limit=_REAL_POINTS if dataset.channels == 2 else 64)
         order = stream(config.seed, cell="", purpose="real sheet").permutation(len(some))
         shown, rows = some.pictures[order], "all"
@@ -216,6 +227,11 @@ def prepare_resume(
     """
     rundir = RunDir.open(path)
     config = run_config(rundir)
+    plugins.check_sources(
+        config.references(),
+        config.plugins,
+        "put back the source that the run began with, or start a new run",
+    )
     if rounds is not None or budget_s is not None:
         before = config
         config = amended(config, {"rounds": rounds, "budget_s": budget_s})
@@ -361,7 +377,9 @@ def environment() -> dict[str, Any]:
 def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
     """Return the configuration with what the data decided: size, channels, flips, the full path."""
     source = config.data.source
-    if source not in KNOWN and object_name(source) is None:
+    if (own := own_dataset(source)) is not None:
+        source = own
+    elif source not in KNOWN and object_name(source) is None:
         source = str(user_path(source).resolve())  # Resume may start elsewhere.
     flip = config.training.flip
     settled = {
@@ -372,7 +390,8 @@ def _settled(config: RunConfig, dataset: Dataset) -> RunConfig:
     }
     if isinstance(config.critic, FeatureCritic):
         settled["critic.weights"] = feature_weights(config.feature_weights).sha256
-    return amended(config, settled)
+    config = amended(config, settled)
+    return config.model_copy(update={"plugins": plugins.source_digests(config.references())})
 
 
 def _data_record(dataset: Dataset, digests: Digests) -> dict[str, Any]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from manege.config import FeatureCritic, RunConfig, ScoreMetric, partition
+from manege.config import FeatureCritic, RunConfig, ScoreMetric, shown
 from manege.data import Dataset, Split, set_of
 from manege.device import Devices
-from manege.errors import ConfigError
-from manege.methods import Method, Timer, method_of
+from manege.errors import ConfigError, DataError
+from manege.methods import Method, Timer, method_of, partition_of
 from manege.metrics import (
     LITE0,
     ClassScorer,
@@ -22,14 +24,17 @@ from manege.metrics import (
     feature_weights,
     load_space,
     space_without_scores,
+    try_score,
 )
 from manege.metrics.controls import EARLY_GENERATOR, told
 from manege.metrics.controls import check as check_space
 from manege.models import FrozenFeatures, PictureShape
+from manege.plugins import blamed, check_sources, is_reference
 from manege.runs import RunDir
 from manege.runtime.messages import Task
 from manege.runtime.worker.host import Phases, TrainingSetup
-from manege.topology import connected
+from manege.sampler import run_data
+from manege.topology import Topology, connected
 
 MOST_REFERENCES, MOST_SEEN_BY_LITE0 = 10_000, 2_000
 """How many training pictures mixtures are compared with; the second where each takes longer."""
@@ -51,7 +56,7 @@ class RunScorers:
         config = self._config
         if self._space is None or config.score.metric is ScoreMetric.NONE:
             return None
-        parts = partition(config, self._dataset.labels)
+        parts = partition_of(config, self._dataset.labels)
         return ClassScorer(config.score, self._space, self._dataset, parts)
 
     def for_mixtures(self) -> FrechetMixture | InceptionMixture:
@@ -73,7 +78,11 @@ def bind(
     gauge = gauge_of(config, dataset, space)
     features = features_of(config, PictureShape(dataset.size, dataset.channels))
     scorers = RunScorers(config, dataset, space)
-    return method_of(config).build(config, dataset, on, timer, scorers, gauge, features)
+    with _own_method_blamed(config):
+        method = method_of(config).build(config, dataset, on, timer, scorers, gauge, features)
+    if is_reference(config.method):
+        _check_own_cells(config, method, tuple(partition_of(config, dataset.labels)))
+    return method
 
 
 def features_of(config: RunConfig, shape: PictureShape) -> FrozenFeatures | None:
@@ -96,7 +105,17 @@ def features_of(config: RunConfig, shape: PictureShape) -> FrozenFeatures | None
 
 
 def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Devices) -> TrainingSetup:
-    """Bind a run's method to these devices and to the feature space that its directory holds."""
+    """Bind a run's method to these devices and to the feature space that its directory holds.
+
+    Raises ConfigError if a part from outside the package is not here as it was prepared.
+    """
+    check_sources(
+        config.references(),
+        config.plugins,
+        f"workers on {os.uname().nodename} find another source than the run was prepared with",
+    )
+    if is_reference(config.data.source):
+        _check_same_pictures(rundir, dataset)
     folder = rundir.path / "scorer"
     space = load_space(folder, config.feature_weights) if config.scored else None
     phases = Phases()
@@ -106,6 +125,16 @@ def bound_method(config: RunConfig, dataset: Dataset, rundir: RunDir, on: Device
     return TrainingSetup(config, method, phases, space.name, early_check(config, dataset, space))
 
 
+def _check_same_pictures(rundir: RunDir, dataset: Dataset) -> None:
+    """Raise DataError if a dataset from outside the package is not the one that was prepared."""
+    for label, known in run_data(rundir)["classes"].items():
+        if known.get("train_sha256") != dataset.digest(label, Split.TRAIN):
+            raise DataError(
+                f"{dataset.name}: gives other pictures of class {label!r} in this process than "
+                "when the run was prepared; make it give the same ones each time"
+            )
+
+
 def early_check(
     config: RunConfig, dataset: Dataset, space: Space
 ) -> Callable[[str, np.ndarray], str | None]:
@@ -113,7 +142,7 @@ def early_check(
 
     It is given a cell and the generator's pictures, and returns why they are, or None.
     """
-    parts = partition(config, dataset.labels)
+    parts = partition_of(config, dataset.labels)
 
     def check(cell: str, drawn: np.ndarray) -> str | None:
         train, held_out = (
@@ -129,7 +158,8 @@ def early_check(
 def task_of(bound: TrainingSetup) -> Task:
     """Return what there is to do, for the coordinator."""
     config, method = bound.config, bound.method
-    cells, links = method.cells(), method.links()
+    with _own_method_blamed(config):
+        cells, links = method.cells(), method.links()
     return Task(
         cells=cells,
         groups=connected(links),
@@ -139,7 +169,7 @@ def task_of(bound: TrainingSetup) -> Task:
         wall=config.budget_clock == "wall",
         synchronous=method.synchronous(),
         record={
-            "method": config.method.value,
+            "method": str(config.method),
             "preset": config.preset,
             "cells": list(cells),
             "rounds": config.rounds,
@@ -148,9 +178,33 @@ def task_of(bound: TrainingSetup) -> Task:
     )
 
 
+def _own_method_blamed(config: RunConfig) -> AbstractContextManager[None]:
+    """Name a method from outside the package where it fails."""
+    own = is_reference(config.method)
+    return blamed(config.method, "the method") if own else nullcontext()
+
+
+def _check_own_cells(config: RunConfig, method: Method[Any], wanted: tuple[str, ...]) -> None:
+    """Raise ConfigError unless a method has the cells of its partition, linked both ways if any."""
+    with _own_method_blamed(config):
+        cells, links = method.cells(), method.links()
+    for what, found in (("cells", cells), ("links", list(links))):
+        if sorted(found) != sorted(wanted):
+            raise ConfigError(
+                f"{config.method}: {what} gives {shown(found)}, expected the cells of its "
+                f"partition, each once: {shown(wanted)}"
+            )
+    try:
+        Topology(links)
+    except ValueError as error:
+        raise ConfigError(f"{config.method}: links: {error}") from None
+
+
 def check_scores(config: RunConfig, dataset: Dataset, space: Space) -> None:
     """Raise ConfigError if the run could not be scored in this space."""
     RunScorers(config, dataset, space).for_cells()
+    if is_reference(config.score.metric):
+        try_score(config.score.metric, space.dimensions)
     if config.cellular is not None and config.cellular.mixture.metric == "is":
         InceptionMixture(space)  # The other mixtures' scorer looks at pictures, and takes long.
 
@@ -159,5 +213,5 @@ def gauge_of(config: RunConfig, dataset: Dataset, space: Space | None) -> Stabil
     """Return what measures collapse and cycling, in the space of the scores if there is one."""
     if config.stability.every_rounds is None:
         return None
-    parts = partition(config, dataset.labels)
+    parts = partition_of(config, dataset.labels)
     return StabilityGauge(config.stability, space or space_without_scores(dataset), dataset, parts)
