@@ -129,9 +129,9 @@ class Run:
         """Write its report, a page that opens anywhere; see `manege.report`."""
         return report(self, out, force=force)
 
-    def export(self, out: str | Path) -> Model:
+    def export(self, out: str | Path, format: str = "folder") -> Model:
         """Write its model to a folder of its own; see `manege.export`."""
-        return export(self, out)
+        return export(self, out, format)
 
     def plot(self, ax: Any = None, measure: str | None = None) -> Any:
         """Draw a measure of every cell over its rounds; return the matplotlib axes.
@@ -550,18 +550,26 @@ def sweep(
     return Sweep(folder, tuple(written), tuple(stages), tuple(failed))
 
 
-def export(run: Run | str | Path, out: str | Path) -> Model:
+def export(run: Run | str | Path, out: str | Path, format: str = "folder") -> Model:
     """Write a run's model as it stands to a folder of its own, and return it.
+
+    Args:
+        run: a run or a model folder.
+        out: the folder to make.
+        format: ``folder`` (manege reads it), or one that needs no manege: ``torch`` (a module and
+            its weights), ``safetensors`` (likewise), ``torch-export`` or ``onnx`` (programs). The
+            README.md in the folder shows how to draw from it.
 
     Example:
         >>> run = manege.train("digits", rounds=2)
         >>> model = manege.export(run, "model")
+        >>> model = manege.export(run, "plain", format="torch")
     """
-    from manege.sampler import of_run, open_model
+    from manege.sampler import export_model, of_run, open_model
 
     path = _path_of(run)
     model = open_model(path) if (path / "model.json").is_file() else of_run(RunDir.open(path))
-    save_model(model, out)
+    export_model(model, _path("out", out), format)
     return model
 
 

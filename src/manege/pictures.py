@@ -156,7 +156,7 @@ def png_bytes(picture: Picture, text: Mapping[str, str], scale: int = 1) -> byte
         scale: enlargement for pictures too small to look at.
     """
     pixels = enlarge(picture, scale)
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    image = _image(pixels)
     info = PngInfo()
     for key in sorted(text):
         # Not every file name is Unicode, and a recipe may hold one.
@@ -164,6 +164,22 @@ def png_bytes(picture: Picture, text: Mapping[str, str], scale: int = 1) -> byte
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", pnginfo=info, compress_level=6)
     return buffer.getvalue()
+
+
+def gif_bytes(pictures: Picture, milliseconds: int = 80) -> bytes:
+    """Return pictures (N x H x W x C) as a GIF that goes there and back, again and again."""
+    scale = viewing_scale(pictures.shape[1])
+    shown = [scatter(one[np.newaxis]) if is_points(pictures[:1]) else one for one in pictures]
+    frames = [_image(enlarge(one, scale)) for one in [*shown, *shown[-2:0:-1]]]
+    buffer = io.BytesIO()
+    frames[0].save(
+        buffer, "GIF", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0
+    )
+    return buffer.getvalue()
+
+
+def _image(pixels: Picture) -> Image.Image:
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
 def save_png(path: str | Path, picture: Picture, text: Mapping[str, str], scale: int = 1) -> None:

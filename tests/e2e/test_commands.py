@@ -33,8 +33,9 @@ OPTIONS = {
         "--data-root --config --set --out --print-config --json"
     ),
     "resume": "--rounds --budget --json",
-    "sample": "--out -n --label --balanced --weights --seed --device --force --json",
-    "export": "--out --balance-to --gate --data --seed --data-root --force --json",
+    "sample": "--out -n --label --balanced --weights --interpolate --to-label --steps --seed "
+    "--device --force --json",
+    "export": "--out --format --balance-to --gate --data --seed --data-root --force --json",
     "verdict": "--data --seeds --steps --gate --seed --data-root --json",
     "model show": "--json",
     "model merge": "--out --json",

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from manege.api import Run
 
 _WIDEST_SHEET = 40
+_PICTURES, _STEPS = 64, 16
+"""How many pictures, and how many on the way between two, unless told otherwise."""
 
 app = typer.Typer(
     name="manege",
@@ -299,7 +301,7 @@ def sample(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="out.png (a sheet), out.npz, or a folder.")
     ],
-    count: Annotated[int, typer.Option("-n", help="How many pictures.")] = 64,
+    count: Annotated[int | None, typer.Option("-n", help="How many pictures; else 64.")] = None,
     label: Annotated[str | None, typer.Option(help="All of this label.")] = None,
     balanced: Annotated[
         bool, typer.Option("--balanced", help="Equally many of each label.")
@@ -315,56 +317,78 @@ def sample(
             "random sample)."
         ),
     ] = "exact",
+    interpolate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A:B",
+            help="The way from picture A of the label to picture B, counted from 0; also as "
+            "out.gif, which goes there and back.",
+        ),
+    ] = None,
+    to_label: Annotated[
+        str | None,
+        typer.Option(help="The label of picture B, where a conditional network draws both."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Pictures on the way, both ends too; else 16.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same pictures.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
     json_: Json = False,
 ) -> None:
     """Draw pictures from a run or a model; labels by p(y) unless told otherwise."""
-    from manege.cli.samples import check_device, check_free, parse_weights, recipe_of, write
+    from manege.cli import samples
 
-    check_free(out, force=force)
-    check_device(device)
-    chosen = parse_weights(weights)
+    ends = samples.parse_ends(interpolate, count, balanced, weights, to_label, steps)
+    samples.check_free(out, force=force, moving=ends is not None)
+    samples.check_device(device)
+    chosen = samples.parse_weights(weights)
     from manege.progress import counter
     from manege.sampler import open_model
 
     opened = open_model(source)
-    drawn = opened.sample(
-        count,
-        label=label,
-        balanced=balanced,
-        weights=chosen,
-        mixing=mixing,
-        seed=seed,
-        device_name=device,
-        progress=counter("drawn"),
-    )
+    recipe = samples.recipe_of(opened, seed, mixing)
+    if ends is not None:
+        between = {"label": label, "to_label": to_label, "mixing": mixing, "device_name": device}
+        drawn = opened.interpolate(*ends, steps or _STEPS, seed=seed, **between)
+        recipe |= {"interpolate": str(interpolate)}
+        columns = len(drawn.labels) if len(drawn.labels) <= _WIDEST_SHEET else None
+    else:
+        drawn = opened.sample(
+            _PICTURES if count is None else count,
+            label=label,
+            balanced=balanced,
+            weights=chosen,
+            mixing=mixing,
+            seed=seed,
+            device_name=device,
+            progress=counter("drawn"),
+        )
+        # A balanced sheet has a row for each label where they come out even.
+        each, left = divmod(len(drawn.labels), len(opened.labels))
+        columns = each if balanced and not left and each <= _WIDEST_SHEET else None
     if opened.missing:
         shown = [f"{name!r} ({reason})" for name, reason in list(opened.missing.items())[:5]]
         more = len(opened.missing) - len(shown)
         told = ", ".join(shown) + (f" and {more} more" if more else "")
         sys.stderr.write(f"manege: missing from this model: {told}\n")
-    # A balanced sheet has a row for each label where they come out even.
-    each, left = divmod(count, len(opened.labels))
-    columns = each if balanced and not left and each <= _WIDEST_SHEET else None
-    recipe = recipe_of(opened, seed, mixing)
-    files = write(drawn, out, recipe, columns)
+    files = samples.write(drawn, out, recipe, columns)
     if json_:
-        counts = {name: drawn.labels.count(name) for name in opened.labels}
+        names = dict.fromkeys(drawn.labels) if ends else opened.labels
         emit_json(
             {
                 "out": str(out),
                 "files": files,
-                "count": count,
-                "labels": counts,
+                "count": len(drawn.labels),
+                "labels": {name: drawn.labels.count(name) for name in names},
                 "seed": seed,
                 "model": opened.digest,
                 "missing": dict(opened.missing),
             }
         )
     else:
-        say(f"{count} pictures in {out}")
+        say(f"{len(drawn.labels)} pictures in {out}")
 
 
 app.command()(verdicts.export)

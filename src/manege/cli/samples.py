@@ -27,8 +27,8 @@ _LONGEST_NAME = 255
 _PICTURE = re.compile(r"(?!\.\.?/)[^/\0\ud800-\udfff]+/[0-9]{6,}\.png")
 
 
-def check_free(out: Path, *, force: bool) -> None:
-    """Refuse to overwrite, before any work is done."""
+def check_free(out: Path, *, force: bool, moving: bool = False) -> None:
+    """Refuse to overwrite, before any work is done; a moving picture may be a GIF."""
     check_parents(out)
     taken = out.exists() and not (out.is_dir() and not any(out.iterdir()))
     if taken and not force:
@@ -36,9 +36,15 @@ def check_free(out: Path, *, force: bool) -> None:
     if taken and out.is_dir() and not (out / MANIFEST).is_file():
         # Even then: only what an earlier command wrote may be removed.
         raise ConfigError(f"{out}: a folder that manege did not make; choose another name")
-    if out.suffix.lower() in (".jpg", ".jpeg", ".gif", ".npy", ".zip", ".bmp", ".webp"):
-        raise ConfigError(f"{out}: found {out.suffix}, expected .png, .npz or a folder")
-    if out.is_dir() and out.suffix.lower() in (".png", ".npz"):
+    if out.suffix.lower() == ".gif" and not moving:
+        raise ConfigError(
+            f"{out}: a GIF shows the way between two pictures; add --interpolate A:B, or choose "
+            ".png, .npz or a folder"
+        )
+    if out.suffix.lower() in (".jpg", ".jpeg", ".npy", ".zip", ".bmp", ".webp"):
+        gif = ", .gif" if moving else ""
+        raise ConfigError(f"{out}: found {out.suffix}, expected .png{gif}, .npz or a folder")
+    if out.is_dir() and out.suffix.lower() in (".png", ".npz", ".gif"):
         raise ConfigError(f"{out}: is a folder; choose another name for the file")
 
 
@@ -110,6 +116,41 @@ def parse_weights(text: str | None) -> dict[str, float] | None:
     return weights
 
 
+def parse_ends(
+    text: str | None,
+    count: int | None,
+    balanced: bool,  # noqa: FBT001 - as the option is.
+    weights: str | None,
+    to_label: str | None,
+    steps: int | None,
+) -> tuple[int, int] | None:
+    """`3:7`; beside it stand only options that make sense with it."""
+    if text is None:
+        for option, given in (("--steps", steps), ("--to-label", to_label)):
+            if given is not None:
+                raise ConfigError(
+                    f"{option}: concerns the way between two pictures; add --interpolate A:B, or "
+                    f"leave {option} out"
+                )
+        return None
+    for option, also in (
+        ("-n", count is not None),
+        ("--balanced", balanced),
+        ("--weights", weights is not None),
+    ):
+        if also:
+            raise ConfigError(
+                f"{option} and --interpolate exclude each other; say with --steps how many "
+                "pictures the way has"
+            )
+    first, colon, last = (part.strip() for part in text.partition(":"))
+    if not colon or not all(part.isdecimal() and len(part) <= 9 for part in (first, last)):
+        raise ConfigError(
+            f"--interpolate {text!r}: expected the numbers of two pictures, from 0, as in 3:7"
+        )
+    return int(first), int(last)
+
+
 def recipe_of(model: Model, seed: int, mixing: str) -> dict[str, str]:
     """What a picture comes from, beside its label and index; mixing where there is a mixture."""
     recipe = {"model": model.digest, "seed": str(seed)}
@@ -121,7 +162,7 @@ def write(
 ) -> list[str]:
     """The files made, relative to `out`'s folder; `columns` is for a sheet."""
     kind = out.suffix.lower()
-    if pictures.is_points(drawn.pictures) and kind not in (".png", ".npz"):
+    if pictures.is_points(drawn.pictures) and kind not in (".png", ".npz", ".gif"):
         raise ConfigError(f"{out}: points have no picture files; write .npz or .png")
     with blaming(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -131,6 +172,9 @@ def write(
                 scale = pictures.viewing_scale(drawn.pictures.shape[1])
                 labels = {"labels": json.dumps(drawn.labels, ensure_ascii=False)}
                 pictures.save_png(out, sheet, {**recipe, **labels}, scale)
+                return [out.name]
+            case ".gif":
+                write_atomic(out, pictures.gif_bytes(drawn.pictures))
                 return [out.name]
             case ".npz":
                 buffer = io.BytesIO()

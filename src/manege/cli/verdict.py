@@ -75,11 +75,18 @@ def verdict(
 
 
 def export(
-    run: RunFolder,
+    run: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run or a model folder.")],
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="The model folder to make; an image folder to balance."),
+        typer.Option("--out", "-o", help="The folder to make; an image folder to balance."),
     ],
+    format: Annotated[
+        str,
+        typer.Option(
+            help="folder (manege reads it), or what needs no manege: torch (a module and its "
+            "weights), safetensors (likewise), torch-export or onnx (programs)."
+        ),
+    ] = "folder",
     balance_to: Annotated[
         int | None,
         typer.Option(
@@ -106,9 +113,9 @@ def export(
 ) -> None:
     """Write a run's model into a folder that needs nothing else, or pictures that balance its data.
 
-    With --balance-to N it is an image folder with a manifest: put beside the real training
-    pictures, it gives every class at least N of them. With --gate the manifest counts what was
-    left out.
+    The README.md in the folder shows how to draw from it. With --balance-to N it is an image folder
+    with a manifest: put beside the real training pictures, it gives every class at least N of
+    them. With --gate the manifest counts what was left out.
     """
     from manege.cli.samples import check_free, check_new_folder
 
@@ -129,9 +136,13 @@ def export(
 
         check_new_folder(out)
         with fields_named(SHORT_OUT):
-            exported = export_run(run, out)
+            exported = export_run(run, out, format)
         model.report(exported, out, as_json=json_)
         return
+    if format != "folder":
+        raise ConfigError(
+            f"--format {format}: concerns the model, --balance-to writes pictures; leave one out"
+        )
     if out.suffix.lower() in (".png", ".npz"):
         raise ConfigError(f"-o {out}: found {out.suffix}, expected the name of a folder")
     if out.is_file():

@@ -59,17 +59,29 @@ def referenced(value: Any, where: str) -> Any:
     """Return a value with a reference in place of each function, class or named object in it."""
     if isinstance(value, Mapping):
         return {key: referenced(one, f"{where}.{key}") for key, one in value.items()}
-    if isinstance(value, type) or inspect.isroutine(value) or _is_named(value):
+    if isinstance(value, type) or inspect.isroutine(value):
         return plugins.reference_to(value, where)
-    return value
+    if value is None or isinstance(value, str | int | float | list | tuple | os.PathLike):
+        return value
+    found = list(_names_of(value))
+    if not found:
+        return value
+    elsewhere = [(module, name) for module, name in found if module != "__main__"]
+    if not elsewhere:
+        raise ConfigError(
+            f"{where}: {found[0][1]} is defined in this script or notebook, which other processes "
+            "cannot import; put it into a module of its own (a file my_parts.py beside it) and "
+            "import it from there"
+        )
+    return ":".join(elsewhere[0])
 
 
-def _is_named(value: Any) -> bool:
-    """Return whether an object is what a module, that of its class, has under some name."""
-    if isinstance(value, str | int | float | list | tuple | os.PathLike):
-        return False
-    owner = sys.modules.get(type(value).__module__)
-    return owner is not None and any(one is value for one in vars(owner).values())
+def _names_of(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield each module that has an object under a name, and that name."""
+    for module, names in [(name, vars(one)) for name, one in sys.modules.items()]:
+        for name, one in list(names.items()):
+            if one is value and plugins.is_reference(f"{module}:{name}"):
+                yield module, name
 
 
 def _placed(name: str, value: Any, known: Iterable[str]) -> Iterator[tuple[str, Any]]:

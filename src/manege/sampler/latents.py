@@ -79,7 +79,8 @@ def latents_of(
     chunks: dict[tuple[int, int], np.ndarray] = {}
     for place, index in enumerate(indices):
         owner = int(owner_N[index])
-        chunk, row = divmod(int((owner_N[:index] == owner).sum()), CHUNK)
+        before = index if len(components) == 1 else int((owner_N[:index] == owner).sum())
+        chunk, row = divmod(before, CHUNK)
         if (owner, chunk) not in chunks:
             found = drawn_chunk(components[owner], widths[owner], seed, chunk)
             chunks[owner, chunk] = found

@@ -348,6 +348,8 @@ class Model:
             least = min(numbers, default="none")
             raise ConfigError(f"indices: found {least}, expected pictures' numbers from 0 up")
         how, components = _known_mixing(mixing), self.components_of(own)
+        if len(components) > 1:
+            require_memory(f"indices up to {max(numbers)}", max(numbers), self.shape)
         owner_N = _owners(components, max(numbers) + 1, seed, how)
         return latents_of(self, own, numbers, owner_N, seed)
 
@@ -524,6 +526,8 @@ def require_memory(asked: str, count: int, shape: PictureShape) -> None:
 def _owners(components: Sequence[Component], count: int, seed: int, mixing: Mixing) -> np.ndarray:
     """Return, for each picture of a label, which of its components draws it."""
     weights = [component.weight for component in components]
+    if len(weights) == 1:
+        return np.broadcast_to(np.int64(0), count)
     if mixing is Mixing.EXACT:
         return proportions(np.array(shares(weights)), count)
     uniform_N = stream(seed, cell=components[0].label, purpose="mixing").random(count)
