@@ -339,16 +339,17 @@ def sample(
 ) -> None:
     """Draw pictures from a run or a model; labels by p(y) unless told otherwise."""
     from manege.cli import samples
+    from manege.picture_files import check_free, write
 
     ends = samples.parse_ends(interpolate, count, balanced, weights, to_label, steps)
-    samples.check_free(out, force=force, moving=ends is not None)
+    check_free(out, force=force, moving=ends is not None)
     samples.check_device(device)
     chosen = samples.parse_weights(weights)
     from manege.progress import counter
     from manege.sampler import open_model
 
     opened = open_model(source)
-    recipe = samples.recipe_of(opened, seed, mixing)
+    recipe = opened.recipe(seed, mixing)
     if ends is not None:
         between = {"label": label, "to_label": to_label, "mixing": mixing, "device_name": device}
         drawn = opened.interpolate(*ends, steps or _STEPS, seed=seed, **between)
@@ -373,7 +374,7 @@ def sample(
         more = len(opened.missing) - len(shown)
         told = ", ".join(shown) + (f" and {more} more" if more else "")
         sys.stderr.write(f"manege: missing from this model: {told}\n")
-    files = samples.write(drawn, out, recipe, columns)
+    files = write(drawn, out, recipe, columns)
     if json_:
         names = dict.fromkeys(drawn.labels) if ends else opened.labels
         emit_json(

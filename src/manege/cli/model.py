@@ -39,8 +39,8 @@ def merge(
     json_: Json = False,
 ) -> None:
     """Make one model of several; every class keeps drawing the very same pictures."""
-    from manege.cli.samples import check_new_folder
     from manege.errors import ConfigError
+    from manege.picture_files import check_new_folder
     from manege.sampler import open_model, save
 
     check_new_folder(out)
@@ -62,7 +62,7 @@ def drop(
     json_: Json = False,
 ) -> None:
     """Make a model without some classes; the others keep drawing the very same pictures."""
-    from manege.cli.samples import check_new_folder
+    from manege.picture_files import check_new_folder
     from manege.sampler import open_model, save
 
     check_new_folder(out)

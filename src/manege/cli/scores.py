@@ -155,8 +155,8 @@ def compare(
 
     Each run is evaluated as by `manege evaluate`, or its kept evaluation is used.
     """
-    from manege.cli.samples import check_free
     from manege.errors import ConfigError
+    from manege.picture_files import check_free
 
     if out.suffix.lower() != ".png":
         raise ConfigError(f"-o {out}: expected a name that ends in .png")

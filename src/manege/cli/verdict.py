@@ -117,7 +117,7 @@ def export(
     with a manifest: put beside the real training pictures, it gives every class at least N of
     them. With --gate the manifest counts what was left out.
     """
-    from manege.cli.samples import check_free, check_new_folder
+    from manege.picture_files import check_free, check_new_folder
 
     if balance_to is None:
         for option, given in (
@@ -157,8 +157,8 @@ def export(
 def _export_pictures(
     run: Path, out: Path, to: int, options: VerdictOptions, *, as_json: bool
 ) -> None:
-    from manege.cli.samples import recipe_of, write_folder
     from manege.files import blaming
+    from manege.picture_files import write_folder
     from manege.progress import OneLine, counter
     from manege.verdict import balance
     from manege.verdict.look import VerdictObserver
@@ -166,7 +166,7 @@ def _export_pictures(
     over = OneLine()
     look = VerdictObserver(over.tell, over.training, counter=counter("drawn"))
     found = balance(run, to, options, look)
-    recipe = recipe_of(found.model, options.seed, "exact")
+    recipe = found.model.recipe(options.seed, "exact")
     with blaming(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_folder(found.samples, out, recipe, found.about)

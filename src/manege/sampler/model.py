@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import safetensors
 import safetensors.numpy
 import torch
 
-from manege import device, errors, machine, pictures
+from manege import device, errors, machine, picture_files, pictures
 from manege.cell.mixture import proportions
 from manege.config import ALL, OwnNetworks, stream
 from manege.errors import CheckpointError, ConfigError
@@ -98,6 +99,18 @@ class Samples:
     pictures: np.ndarray
     labels: tuple[str, ...]
     indices: tuple[int, ...]
+    recipe: Mapping[str, str] = field(default_factory=dict)
+    """What they come from: the model's digest, the seed."""
+
+    def save(self, out: str | Path, columns: int | None = None) -> Path:
+        """Write them as a sheet (.png), arrays (.npz), a moving picture (.gif) or a folder.
+
+        What is there is written over, a folder only if manege made it; `columns` is for a sheet.
+        """
+        path = Path(out)
+        picture_files.check_free(path, force=True, moving=True)
+        picture_files.write(self, path, self.recipe, columns)
+        return path
 
     def plot(self, ax: Any = None, columns: int | None = None) -> Any:
         """Draw a sheet of them on matplotlib's axes, new ones when None; return the axes."""
@@ -173,6 +186,14 @@ class Model:
             :16
         ]
 
+    def recipe(self, seed: int, mixing: str) -> dict[str, str]:
+        """Return what a picture comes from, beside its label and index.
+
+        The mixing is part of it where there is a mixture.
+        """
+        recipe = {"model": self.digest, "seed": str(seed)}
+        return {**recipe, "mixing": str(mixing)} if self.mixed else recipe
+
     def sample(
         self,
         count: int,
@@ -224,7 +245,8 @@ class Model:
             tell = None if progress is None else _shifted(progress, before, count)
             made[one] = self.pictures_of(one, number, seed, device_name, tell, mixing)
         pictures = np.stack([made[one][k] for one, k in zip(drawn, indices, strict=True)])
-        return Samples(pictures, tuple(drawn), tuple(indices))
+        recipe = self.recipe(seed, mixing)
+        return Samples(pictures, tuple(drawn), tuple(indices), recipe)
 
     def pictures_of(
         self,
@@ -412,7 +434,8 @@ class Model:
         ends = end("a", a, first), end("b", b, last)
         pictures = way(self, *ends, steps, device.resolve(device_name))
         named = first if first == last else f"{first} to {last}"
-        return Samples(pictures, (named,) * steps, tuple(range(steps)))
+        recipe = self.recipe(seed, mixing)
+        return Samples(pictures, (named,) * steps, tuple(range(steps)), recipe)
 
     def _only(self, label: str | None) -> str:
         """Return that label, or the only one there is."""
