@@ -28,7 +28,7 @@ _PICTURE = re.compile(r"(?!\.\.?/)[^/\0\ud800-\udfff]+/[0-9]{6,}\.png")
 
 
 def check_free(out: Path, *, force: bool, moving: bool = False) -> None:
-    """Raise ConfigError rather than overwrite, before any work is done; a moving picture may be a GIF."""
+    """Raise ConfigError rather than overwrite; a moving picture may be a GIF."""
     check_parents(out)
     taken = out.exists() and not (out.is_dir() and not any(out.iterdir()))
     if taken and not force:
@@ -131,7 +131,7 @@ def write_folder(
 
 
 def _class_folder(label: str, labels: set[str]) -> str:
-    """Return the label itself, so that training on the folder gives the same labels, where it can be."""
+    """Return the label itself where it can be, so that training gives the same labels."""
     plain = label.isprintable() and label == label.strip() and not set("/\\") & set(label)
     long = len(os.fsencode(label)) > _LONGEST_NAME
     # On a disk that ignores case two labels must not share a folder.
