@@ -16,7 +16,7 @@ from typing import Any
 
 from manege.errors import ConfigError, MachineError
 from manege.observer import Observer, Place
-from manege.pictures import Picture, grid, png_bytes, viewing_scale
+from manege.pictures import Picture, grid, is_points, png_bytes, viewing_scale
 from manege.report.drawing import escape
 from manege.report.history import MEASURES, History
 from manege.report.run import RunRecord
@@ -191,8 +191,10 @@ def html_of_samples(pictures: Picture, labels: Sequence[str]) -> str:
         counts[label] = counts.get(label, 0) + 1
     told = ", ".join(f"{escape(label)}: {count:,}" for label, count in list(counts.items())[:20])
     more = f" and {len(counts) - 20} labels more" if len(counts) > 20 else ""
-    sheet = grid(pictures[:_MOST_PICTURES])
-    shown = f" (the first {_MOST_PICTURES})" if len(pictures) > _MOST_PICTURES else ""
+    # Points make one drawing, however many they are.
+    most = len(pictures) if is_points(pictures) else _MOST_PICTURES
+    sheet = grid(pictures[:most])
+    shown = f" (the first {most})" if len(pictures) > most else ""
     return _image(png_bytes(sheet, {}, viewing_scale(pictures.shape[1])), "samples") + _muted(
         f"{len(pictures):,} pictures{shown}; {told}{more}"
     )
