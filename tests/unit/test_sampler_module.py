@@ -13,9 +13,9 @@ from tests.helpers.generators import global_generators_left_alone
 from tests.helpers.untrained import NETWORKS, SHAPE, component, conditional, mixture
 
 from manege.config import Activation, DcganNetworks, MlpNetworks, PyramidNetworks, ResnetNetworks
-from manege.errors import ConfigError, MachineError
+from manege.errors import CheckpointError, ConfigError, MachineError
 from manege.models import PictureShape, Spec, layers, to_bytes
-from manege.sampler import Model, export_model
+from manege.sampler import Model, export_model, load
 from manege.sampler.exporting import program_of
 
 KINDS: dict[str, tuple[Spec, PictureShape]] = {
@@ -200,6 +200,12 @@ def test_every_format_comes_with_the_models_own_facts(kind: str, tmp_path: Path)
     assert json.loads((tmp_path / "out" / "model.json").read_text())
     with pytest.raises(ConfigError, match="already exists; choose another out"):
         export_model(model, tmp_path / "out", kind)
+
+
+def test_an_export_without_manege_is_no_model_for_manege(tmp_path: Path) -> None:
+    export_model(mixture(), tmp_path / "out", "torch")
+    with pytest.raises(CheckpointError, match="found an export for use without manege, expected"):
+        load(tmp_path / "out")
 
 
 def test_an_unknown_format_is_told_with_the_nearest(tmp_path: Path) -> None:

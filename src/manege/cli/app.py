@@ -351,8 +351,15 @@ def sample(
     opened = open_model(source)
     recipe = opened.recipe(seed, mixing)
     if ends is not None:
-        between = {"label": label, "to_label": to_label, "mixing": mixing, "device_name": device}
-        drawn = opened.interpolate(*ends, steps or _STEPS, seed=seed, **between)
+        drawn = opened.interpolate(
+            *ends,
+            _STEPS if steps is None else steps,
+            label=label,
+            to_label=to_label,
+            mixing=mixing,
+            seed=seed,
+            device_name=device,
+        )
         recipe |= {"interpolate": str(interpolate)}
         columns = len(drawn.labels) if len(drawn.labels) <= _WIDEST_SHEET else None
     else:

@@ -31,6 +31,9 @@ from manege.version import __version__
 if TYPE_CHECKING:
     from manege.sampler.model import Component, Model
 
+SAMPLER_FORMAT = "manege sampler 1"
+"""What ``model.json`` of an export says that needs no manege."""
+
 _Layer = tuple[list[Any], dict[str, Tensor]]
 """A layer as ``model.json`` describes it, and its tensors."""
 
@@ -81,7 +84,7 @@ def module_of(model: Model, label: str | None = None) -> tuple[Sampler, dict[str
             part.rows.append(bias)
     built = [part.built() for part in parts.values()]
     description = {
-        "format": "manege sampler 1",
+        "format": SAMPLER_FORMAT,
         "manege": __version__,
         "model": model.digest,
         "labels": list(labels),

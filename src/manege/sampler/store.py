@@ -21,6 +21,7 @@ from manege.files import below, blaming, write_atomic
 from manege.labels import LABEL, is_label, namesakes, shown
 from manege.models import PictureShape, Spec
 from manege.sampler.model import FORMATS, Component, Model
+from manege.sampler.module import SAMPLER_FORMAT
 
 MAX_JSON_BYTES = 64_000_000
 
@@ -75,6 +76,11 @@ def load(folder: Path) -> Model:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES:,} bytes; not a model")
         tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree["format"] == SAMPLER_FORMAT:
+            raise CheckpointError(
+                f"{path}: found an export for use without manege, expected a model; its README.md "
+                f"says how to draw from it, and {field('format')} folder makes a model"
+            )
         if tree["format"] not in FORMATS:
             raise CheckpointError(
                 f"{path}: model format {tree['format']!r}, this manege reads "
