@@ -56,13 +56,8 @@ def reference_to(part: Any, where: str) -> str:
         where: the field that it was given for, for the message.
     """
     module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
-    if not isinstance(name, str):  # An instance: look for the name that its module gave it.
-        owner = sys.modules.get(module or "")
-        name = (
-            next((key for key, value in vars(owner).items() if value is part), None)
-            if owner
-            else None
-        )
+    if not isinstance(name, str):
+        module, name = _place_of(part)
     if module == "__main__":
         raise ConfigError(
             f"{where}: {name or type(part).__name__} is defined in this script or notebook, which "
@@ -83,6 +78,23 @@ def reference_to(part: Any, where: str) -> str:
             f"{where}: {module}:{name} is now another object than the one given; import it again"
         )
     return f"{module}:{name}"
+
+
+def _place_of(part: Any) -> tuple[str | None, str | None]:
+    """Return the module that has an instance under a name at its top, and that name.
+
+    Of several modules, as they may import it from each other, the one that made its parts.
+    """
+    places = [
+        (module, key)
+        for module, found in list(sys.modules.items())
+        for key, value in list(getattr(found, "__dict__", {}).items())
+        if value is part
+    ]
+    makers = {getattr(one, "__module__", None) for one in getattr(part, "__dict__", {}).values()}
+    # False comes before True, and of equals the last is taken: it was imported by the others.
+    ranked = sorted(places, key=lambda one: (one[0] != "__main__", one[0] in makers))
+    return ranked[-1] if ranked else (None, None)
 
 
 def load(reference: str, where: str) -> Any:
@@ -213,6 +225,8 @@ def told(error: BaseException, reference: str, what: str) -> str:
 
 
 def _module(name: str, where: str) -> ModuleType:
+    if (known := sys.modules.get(name)) is not None:
+        return known
     # The command's own script has its folder on the path, not the user's.
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,15 @@ def run_here(*args: str | Path, cwd: Path, env: dict[str, str] | None = None) ->
 
 
 def run_process(
-    *args: str | Path, cwd: Path, env: dict[str, str] | None = None, **options: Any
+    *args: str | Path,
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    before: Sequence[str] = (),
+    **options: Any,
 ) -> Done:
-    """``python -m manege`` in a process of its own."""
+    """``python -m manege`` in a process of its own, or in those that what stands before starts."""
     done = subprocess.run(
-        [sys.executable, "-m", "manege", *map(str, args)],
+        [*before, sys.executable, "-m", "manege", *map(str, args)],
         cwd=cwd,
         env={**os.environ, **(env or {})},
         **{"capture_output": True, "text": True, "timeout": 120, **options},

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
+
+EXAMPLES: dict[str, str] = {
+    found[1]: found[0]
+    for found in re.findall(r"```python\n(# (\w+)\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
+}
+"""The modules that docs/extending.md shows, by their names."""
+
 
 class OwnModules:
     """A folder of modules that this process and its children can import."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         before = os.environ.get("PYTHONPATH")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), before])))

@@ -61,7 +61,9 @@ class Individual(Generic[Network]):
             parameter.grad = slot.of(self._gradient)
             slot.owner.register_parameter(slot.attribute, parameter)
         for slot in self._layout.buffers:
-            slot.owner.register_buffer(slot.attribute, slot.of(self.record))
+            # As `.data`: a forward pass that changes a buffer must not make autograd believe that
+            # the weights, which lie in the same record, have changed.
+            slot.owner.register_buffer(slot.attribute, slot.of(self.record.data))
         for _, owner, attribute in self._layout.constants:
             owner._buffers[attribute] = getattr(owner, attribute).to(device)
         self.parameters = list(network.parameters())

@@ -284,9 +284,12 @@ def _discriminate(
     discriminator, constraint = pair.discriminator, training.constraint
     if isinstance(constraint, SpectralConstraint):
         power_iteration_(discriminator.network)
-    if isinstance(constraint, R1Constraint):
+    apart = discriminator.network.mixes or isinstance(constraint, R1Constraint)
+    if apart and isinstance(constraint, R1Constraint | R1R2Constraint):
         reals = reals.detach().requires_grad_()
-    if discriminator.network.mixes or isinstance(constraint, R1Constraint):
+    if apart and isinstance(constraint, R1R2Constraint):
+        fakes = fakes.detach().requires_grad_()
+    if apart:
         # Apart: mixed batches would tell BatchNorm which is which; and R1 is the reals' alone.
         real_B = discriminator.network(reals, noise.real_factors_BW, labels_B)
         fake_B = discriminator.network(fakes, noise.fake_factors_BW, labels_B)
@@ -304,6 +307,9 @@ def _discriminate(
             )
         case R1Constraint():
             loss = loss + constraint.gamma / 2 * squared_gradients(real_B, reals).mean()
+        case R1R2Constraint() if apart:
+            both = squared_gradients(real_B, reals).mean(), squared_gradients(fake_B, fakes).mean()
+            loss = loss + constraint.gamma / 2 * (both[0] + both[1])
         case R1R2Constraint():
             # γ/2 of each kind's mean: γ of the mean over both.
             loss = loss + constraint.gamma * squared_gradients(value_B, pictures).mean()

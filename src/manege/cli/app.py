@@ -60,14 +60,15 @@ def train(
         str,
         typer.Argument(
             help="digits, mnist, fashion-mnist, cifar10, cifar100, cifar100-coarse, "
-            "stacked-mnist, ring8, grid25, an image folder, or an .npz file."
+            "stacked-mnist, ring8, grid25, an image folder, an .npz file, or module:name."
         ),
     ],
     method: Annotated[
         str | None,
         typer.Option(
             help="per-class (a pair for each label), single (one for all, labels unseen), "
-            "conditional (one for all, told the labels) or cellular (a grid that coevolves)."
+            "conditional (one for all, told the labels), cellular (a grid that coevolves), or your "
+            "own: module:name."
         ),
     ] = None,
     grid: Annotated[
@@ -76,7 +77,7 @@ def train(
     ] = None,
     neighbourhood: Annotated[
         str | None,
-        typer.Option(help="Whom a grid's cells hear: five, nine, ring or isolated."),
+        typer.Option(help="Whom a grid's cells hear: five, nine, ring, isolated or module:name."),
     ] = None,
     data_fraction: Annotated[
         float | None,
@@ -117,7 +118,13 @@ def train(
         str | None,
         typer.Option(help="Cut some classes, as if the data had no more: 3=50,8=50."),
     ] = None,
-    networks: Annotated[str | None, typer.Option(help="dcgan, resnet, pyramid or mlp.")] = None,
+    networks: Annotated[
+        str | None,
+        typer.Option(
+            help="dcgan, resnet, pyramid or mlp; or module:name, a pair of your own, whose "
+            "parameters are --set networks.width=64."
+        ),
+    ] = None,
     critic: Annotated[
         str | None,
         typer.Option(
@@ -133,7 +140,10 @@ def train(
     ] = None,
     loss: Annotated[
         str | None,
-        typer.Option(help="bce, minimax, least-squares, hinge, relativistic or wasserstein."),
+        typer.Option(
+            help="bce, minimax, least-squares, hinge, relativistic or wasserstein; or module:name, "
+            "a manege.Loss of your own."
+        ),
     ] = None,
     constraint: Annotated[
         str | None,
@@ -157,7 +167,9 @@ def train(
     batch: Annotated[int | None, typer.Option(help="Pictures in a batch.")] = None,
     score: Annotated[
         str | None,
-        typer.Option(help="Keep each class's best generator by this: kid, fd, or none."),
+        typer.Option(
+            help="Keep each class's best generator by this: kid, fd, none or module:name."
+        ),
     ] = None,
     score_every: Annotated[int | None, typer.Option(help="Score every so many rounds.")] = None,
     ema: Annotated[

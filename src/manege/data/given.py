@@ -45,7 +45,7 @@ _SMALLEST = 4
 _BLOCK_BYTES = 1 << 24
 _LONGEST_NAME = 100
 _DEEPEST = 8
-"""How many parts of parts of a dataset are asked for the names of its labels."""
+"""How often a part of a part of a dataset is followed to the whole."""
 _COLUMNS = {
     "image_column": ("pictures", ("image", "images", "img", "picture", "file", "path")),
     "label_column": ("labels (integers or text)", ("label", "labels", "class", "target")),
@@ -102,7 +102,9 @@ def look_at(
         )
     columns = (image_column, label_column)
     torch, hugging = _torch_data(), sys.modules.get("datasets")
-    if isinstance(data, tuple) and len(data) == 2:
+    # A list of two arrays can only be meant so: items would be pairs.
+    of_two = isinstance(data, tuple | list) and len(data) == 2
+    if of_two and (isinstance(data, tuple) or hasattr(data[0], "__array__")):
         _refuse_columns(columns, "(images, labels)")
         return _look_at_arrays(data[0], data[1], name or "arrays")
     if _is(data, sys.modules.get("pandas"), "DataFrame"):
@@ -369,11 +371,7 @@ def _given(items: _Items, count: int, item: Any) -> Given:
 
 def _class_names(data: Any) -> tuple[str, ...] | None:
     """Return the names that a dataset, or the one it is a part of, has for its labels."""
-    # A part of a dataset (torch's Subset, random_split) keeps the whole one under this name.
-    for _ in range(_DEEPEST):
-        if not hasattr(data, "classes"):
-            data = getattr(data, "dataset", data)
-    names = getattr(data, "classes", None)
+    names = getattr(_whole(data), "classes", None)
     if not isinstance(names, list | tuple) or not names:
         return None
     return tuple(names) if all(isinstance(name, str) for name in names) else None
@@ -390,10 +388,18 @@ def _length(data: Any, name: str) -> int:
     return count
 
 
+def _whole(data: Any) -> Any:
+    """Return the dataset that another is a part of (torch's Subset), else the dataset itself."""
+    for _ in range(_DEEPEST):
+        if hasattr(data, "classes"):
+            break
+        data = getattr(data, "dataset", data)
+    return data
+
+
 def _called(data: object) -> str:
     """Return what a dataset is called by its class, that of the whole if it is a part of one."""
-    whole = getattr(data, "dataset", None)
-    kind = type(data if whole is None else whole).__name__
+    kind = type(_whole(data)).__name__
     return "pictures" if kind == "list" or not is_label(kind) else kind
 
 

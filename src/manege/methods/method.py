@@ -17,6 +17,7 @@ from manege import plugins
 from manege.cell import Best, Centre, Gauge, Judgement, MixtureScorer, Scorer
 from manege.config import RunConfig, shown
 from manege.data import Dataset
+from manege.data.labels import listed
 from manege.device import Devices
 from manege.errors import ConfigError
 from manege.labels import LABEL, is_label
@@ -326,7 +327,7 @@ def partition_by(
         if not own or not known or len(set(own)) < len(own):
             raise ConfigError(
                 f"{config.method}: partition gives cell {cell!r} the labels {shown(own)}, expected "
-                f"some of the data's, each once ({', '.join(labels[:5])}…)"
+                f"some of the data's, each once ({listed(labels)})"
             )
         parts[cell] = tuple(own)
     return parts

@@ -83,15 +83,20 @@ def loss_of(name: str) -> Loss:
     return LOSSES.get(name) or _own_loss(name)
 
 
-@cache
 def _own_loss(reference: str) -> Loss:
-    """Return a loss from outside the package, whose errors name it."""
+    """Return a loss from outside the package."""
     found = load(reference, "training.loss")
     if not isinstance(found, Loss):
         raise ConfigError(
             f"training.loss: {reference} is a {type(found).__name__}, expected a manege.Loss; "
             "make one with manege.Loss(discriminator, generator)"
         )
+    return _told(found, reference)
+
+
+@cache
+def _told(found: Loss, reference: str) -> Loss:
+    """Return the loss, with functions whose errors name it."""
     return Loss(
         _checked(found.discriminator, reference, "discriminator(real, fake)"),
         _checked(

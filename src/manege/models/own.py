@@ -144,7 +144,13 @@ def _passed(network: OwnNetwork, given: Tensor, shape: tuple[int, ...], what: st
     seed = None if network.training else zlib.crc32(given[:1].detach().cpu().numpy().tobytes())
     which = "generator" if isinstance(network, OwnGenerator) else "discriminator"
     with blamed(network.reference, f"{which}.forward"), seeded(seed, given.device):
+        version = given._version
         made = module(given)
+    if given._version != version:
+        raise PartError(
+            f"{network.reference}: {which}.forward changes what it is given in place, and others "
+            "use it too; begin with a copy (an activation without inplace=True)"
+        )
     if not isinstance(made, Tensor):
         raise PartError(
             f"{network.reference}: {which}.forward returned a {type(made).__name__}, expected "
@@ -155,6 +161,12 @@ def _passed(network: OwnNetwork, given: Tensor, shape: tuple[int, ...], what: st
             f"{network.reference}: {which}.forward returned {made.dtype} of shape "
             f"{tuple(made.shape)} for {given.dtype} of shape {tuple(given.shape)}, expected "
             f"{given.dtype} of shape {shape}: {what}"
+        )
+    learns = network.training and torch.is_grad_enabled()
+    if learns and not made.requires_grad and next(module.parameters()).requires_grad:
+        raise PartError(
+            f"{network.reference}: {which}.forward returned what has no gradient, so that nothing "
+            "could learn; look for detach, .data or no_grad"
         )
     return made
 

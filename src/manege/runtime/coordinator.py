@@ -249,11 +249,17 @@ class Coordinator:
         orders: list[Order] = []
         for worker in hung:
             silence = now - worker.heard_at
-            orders += self.died(worker.number, f"hung: not heard of for {silence:.1f} s", now)
+            how = f"hung: not heard of for {silence:.1f} s{self._own_parts()}"
+            orders += self.died(worker.number, how, now)
         if now - self._placed_at >= PLACE_S:
             self._placed_at = now
             self._even_out()
         return orders + self._take_orders()
+
+    def _own_parts(self) -> str:
+        """Return which code from outside the package a hung worker may be in."""
+        parts = self._task.record.get("parts")
+        return f"; it runs code of {', '.join(parts)}" if parts else ""
 
     def stop(self, reason: str, now: float) -> list[Order]:
         """Tell the workers to commit and leave."""

@@ -99,7 +99,7 @@ def test_every_problem_is_told_at_once_with_path_and_nearest_name(tmp_path):
         (
             "method=singel",
             "method: found 'singel', expected one of per-class, single, conditional, "
-            "cellular; did you mean "
+            "cellular, module:name; did you mean "
             "single?",
         ),
         (

@@ -174,6 +174,7 @@ def task_of(bound: TrainingSetup) -> Task:
             "cells": list(cells),
             "rounds": config.rounds,
             "budget_s": config.budget_s,
+            **({"parts": parts} if (parts := sorted(set(config.references().values()))) else {}),
         },
     )
 
