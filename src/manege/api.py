@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from manege import machine, progress
 from manege.config import RunConfig, given_yaml, resolve_both, shown, stored
@@ -40,6 +40,7 @@ from manege.view.lines import Lines
 if TYPE_CHECKING:
     from manege.evaluation import Evaluation, EvaluationOptions, Subject
     from manege.evaluation.comparison import Comparison
+    from manege.evaluation.options import Scoring
     from manege.experiments.sweep import Stage
     from manege.metrics import Counting
     from manege.report.writing import Written
@@ -307,24 +308,6 @@ def sample(source: Run | Model | str | Path, count: int = 64, **options: Any) ->
         >>> drawn.save("eights.png")
     """
     return _model(source, "model").sample(count, **options)
-
-
-class Scoring(TypedDict, total=False):
-    """The options of `evaluate` and `compare`; those left out are the command's."""
-
-    metrics: Sequence[str] | None
-    samples: int | None
-    per_class: bool
-    features: str
-    inception_weights: str | Path | None
-    feature_weights: str | Path | None
-    classes: Sequence[str] | None
-    size: int | None
-    channels: int | None
-    reference: str | None
-    seed: int
-    allow_few_samples: bool
-    data_root: str | None
 
 
 def evaluate(

@@ -357,10 +357,10 @@ def sample(
     check_free(out, force=force, moving=ends is not None)
     samples.check_device(device)
     chosen = samples.parse_weights(weights)
+    from manege.api import load_model
     from manege.progress import counter
-    from manege.sampler import open_model
 
-    opened = open_model(source)
+    opened = load_model(source)
     recipe = opened.recipe(seed, mixing)
     if ends is not None:
         drawn = opened.interpolate(
