@@ -33,6 +33,9 @@ class Place(NamedTuple):
 class Observer:
     """Sees a run; each method may be overridden, and does nothing by default."""
 
+    called = ""
+    """What a warning calls this observer; its class's name when empty."""
+
     def opened(self, path: Path) -> None:
         """See the run directory, before the first event."""
 
@@ -70,14 +73,45 @@ class Observer:
         return None
 
 
+class EventCallback(Observer):
+    """Calls a function with each line of events.jsonl."""
+
+    called = "on_event"
+
+    def __init__(self, function: Callable[[dict[str, Any]], object]) -> None:
+        self._function = function
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Hand the event on."""
+        self._function(event)
+
+
+class Stopper(Observer):
+    """Stops a run when it is called, from another observer, thread or cell: ``stop()``."""
+
+    def __init__(self) -> None:
+        self._why: str | None = None
+
+    def __call__(self, why: str = "asked to") -> None:
+        """Have the run saved and stopped."""
+        self._why = why
+
+    def should_stop(self) -> str | None:
+        """Return why to stop, once it was called."""
+        return self._why
+
+
 class Observers(Observer):
     """Several observers as one; one that breaks is left out, and a warning says so."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = list(observers)
+        self.path: Path | None = None
+        """The run directory, once there is one."""
 
     def opened(self, path: Path) -> None:
         """Show the run directory to each observer."""
+        self.path = path
         self._each(lambda one: one.opened(path))
 
     def event(self, event: dict[str, Any]) -> None:
@@ -130,7 +164,9 @@ class Observers(Observer):
                 self._observers.insert(at, other)
                 return
         why = shorten(f"{type(error).__name__}: {error}", _LONGEST)
-        words = f"warning: {type(observer).__name__} broke and is left out ({why})"
+        words = (
+            f"warning: {observer.called or type(observer).__name__} broke and is left out ({why})"
+        )
         if self._observers:
             self.say(words)
         else:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 _COUNT_EVERY_S = 0.5
+_CLEAR = "\r\033[K"
 _LINE_EVERY_S = 30.0
 """The pause between lines in a file or a batch job's log; what takes less stays silent."""
 
@@ -37,6 +38,32 @@ def counter(verb: str) -> Callable[[int, int], None]:
         sys.stderr.flush()
 
     return show
+
+
+def tell(text: str) -> None:
+    """Write a line on standard error: what goes on, or a warning."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+class OneLine:
+    """Progress on a line that is written over on a terminal, and lines above it."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def tell(self, text: str) -> None:
+        """Write a line, over the one of `training` where there is one."""
+        sys.stderr.write(f"{_CLEAR if sys.stderr.isatty() else ''}{text}\n")
+
+    def training(self, what: str, part: float, left_s: float) -> None:
+        """Show how far trainings are; on a terminal only."""
+        now = time.monotonic()
+        if now - self._last < _COUNT_EVERY_S or not sys.stderr.isatty():
+            return
+        self._last = now
+        sys.stderr.write(f"{_CLEAR}{part:.0%} done, {duration(left_s)} left; training {what}\r")
+        sys.stderr.flush()
 
 
 def duration(seconds: float) -> str:

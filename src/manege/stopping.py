@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from manege.observer import Observer
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class StopSignals(Observer):
@@ -20,7 +20,7 @@ class StopSignals(Observer):
     Python takes no handlers, none is noted.
     """
 
-    def __init__(self, signals: Sequence[signal.Signals] = _SIGNALS) -> None:
+    def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
         self._signals = signals
         self._came: str | None = None
         self._before: dict[signal.Signals, Any] = {}

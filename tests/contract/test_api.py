@@ -19,7 +19,7 @@ import pytest
 import manege
 from manege.api import start_run
 from manege.config import resolve
-from manege.errors import ConfigError
+from manege.errors import ConfigError, DataError
 from manege.observer import Observer
 from manege.runs import RunDir
 from tests.helpers.tiny import TINY
@@ -140,7 +140,11 @@ class Breaking(Observer):
 @pytest.mark.parametrize("part", ["event", "step", "opened", "workers", "requests", "nonsense"])
 def test_an_observer_that_breaks_is_left_out_and_the_run_goes_on(part, tmp_path, capsys):
     observer = Breaking(part)
-    flags = {key.replace("__", "."): value for key, value in SMALL.items() if key != "preset"}
+    flags = {
+        key.replace("__", "."): value
+        for key, value in SMALL.items()
+        if key not in ("preset", "runtime")
+    }
     config = resolve(preset="paper", flags={"data.source": "digits", **flags, "rounds": 2})
     run = start_run(config, out=tmp_path / "run", observer=observer)
     assert run.outcome.state == "finished"
@@ -184,7 +188,6 @@ ODD = {
     "Odd": Odd(),
 }
 VERBS: dict[str, Callable[[Any, Path], object]] = {
-    "data.source": lambda odd, tmp: manege.train(odd, out=tmp / "run", rounds=1),
     "out": lambda odd, tmp: manege.train("digits", out=odd, rounds=1),
     "config": lambda odd, tmp: manege.train("digits", config=odd, out=tmp / "run", rounds=1),
     "preset": lambda odd, tmp: manege.train("digits", preset=odd, out=tmp / "run", rounds=1),
@@ -206,6 +209,15 @@ def test_what_makes_no_sense_is_refused_by_its_type_alone(name, what, tmp_path):
     assert f"{name}: found {what}, expected " in text
     assert len(text) < 250
     assert "\n" not in text
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_what_is_no_data_is_refused_without_being_shown(what, tmp_path):
+    with pytest.raises(DataError) as refused:
+        manege.train(ODD[what], out=tmp_path / "run", rounds=1)
+    assert len(str(refused.value)) < 250
+    assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 TINY = {
+    "runtime": "inline",
     "preset": "paper",
     "rounds": 1,
     "networks__kind": "mlp",

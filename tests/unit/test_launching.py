@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from manege.cli import launching
-from manege.cli.launching import Job, Launcher
+from manege import launching
+from manege.cli.flags import FLAGS
+from manege.cli.launching import Launcher, _without_launch
 from manege.config import resolve
-from manege.errors import ConfigError
+from manege.errors import ConfigError, fields_named
+from manege.launching import Job
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,7 @@ from manege.errors import ConfigError
     ],
 )
 def test_options_that_would_do_nothing_are_refused(job, words):
-    with pytest.raises(ConfigError, match=words):
+    with fields_named(FLAGS), pytest.raises(ConfigError, match=words):
         job.check()
 
 
@@ -50,7 +52,7 @@ def test_ranks_get_all_arguments_but_the_launchers():
         "2",
         "-n3",
     ]
-    assert launching._without_launch(args) == ["train", "digits", "--seed", "3"]
+    assert _without_launch(args) == ["train", "digits", "--seed", "3"]
 
 
 @pytest.mark.parametrize(("tasks", "ranks", "is_allotted"), [("3", 3, True), ("3", 4, False)])

@@ -29,6 +29,8 @@ COMMAND_LINES = {
     "experiments/scaling/runs.py",
     "experiments/scaling/surroundings.py",  # mpiexec's version.
     "experiments/sweep/runs.py",
+    "launching.py",
+    "starting.py",
     "job.py",  # Reads the command line before there is a parser: it may be that of a rank.
     "report/sections/ledger.py",  # The command that repeats a run.
 }

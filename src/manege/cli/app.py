@@ -20,7 +20,6 @@ from manege.errors import (
     EXIT_FAILED_CELL,
     EXIT_FINE,
     EXIT_STOPPED,
-    ConfigError,
 )
 from manege.version import __version__
 
@@ -217,43 +216,49 @@ def train(
     """
     from manege.cli.samples import parse_labels, parse_limits
     from manege.config import resolve_both, to_yaml
+    from manege.config.settings import flags_of
+    from manege.launching import Job, directory
 
-    job = launching.Job(launch, ranks, hosts, restarts)
+    job = Job(launch, ranks, hosts, restarts)
     job.check()
     settings, on_pixels = resolve_both(
         preset=preset,
         file=config,
         flags={
-            "method": method,
-            "rounds": rounds,
-            "budget_s": budget,
-            "seed": seed,
-            "device": device,
             "data.source": data,
-            "data.root": data_root,
-            "data.classes": parse_labels(classes),
-            "data.size": size,
-            "data.channels": channels,
-            "data.limit_per_class": limit_per_class,
-            "data.limits": parse_limits(limit),
-            "networks.kind": networks,
-            "critic.kind": critic,
-            "feature_weights": None if feature_weights is None else str(feature_weights),
-            "training.loss": loss,
-            "training.constraint.kind": constraint,
-            "training.batch": batch,
-            "training.ema": ema,
-            "training.flip": flip,
-            "training.augment.kind": augment,
-            "training.attempts": attempts,
-            "score.metric": score,
-            "score.every_rounds": score_every,
-            "sheets.every_rounds": sheet_every,
-            **_checkpoint_every(checkpoint_every),
-            **_grid(grid),
-            "cellular.neighbourhood.kind": neighbourhood,
-            "cellular.data_fraction": data_fraction,
-            "cellular.exchange": exchange,
+            **flags_of(
+                {
+                    "method": method,
+                    "rounds": rounds,
+                    "budget": budget,
+                    "seed": seed,
+                    "device": device,
+                    "data_root": data_root,
+                    "classes": parse_labels(classes),
+                    "size": size,
+                    "channels": channels,
+                    "limit_per_class": limit_per_class,
+                    "limit": parse_limits(limit),
+                    "networks": networks,
+                    "critic": critic,
+                    "feature_weights": None if feature_weights is None else str(feature_weights),
+                    "loss": loss,
+                    "constraint": constraint,
+                    "batch": batch,
+                    "ema": ema,
+                    "flip": flip,
+                    "augment": augment,
+                    "attempts": attempts,
+                    "score": score,
+                    "score_every": score_every,
+                    "sheet_every": sheet_every,
+                    "checkpoint_every": checkpoint_every,
+                    "grid": grid,
+                    "neighbourhood": neighbourhood,
+                    "data_fraction": data_fraction,
+                    "exchange": exchange,
+                }
+            ),
         },
         sets=sets or (),
     )
@@ -264,7 +269,7 @@ def train(
             say(to_yaml(settings), end="")
         return
     if job.launch is not None:
-        with launching.directory(settings, out) as path:
+        with directory(settings, out) as path:
             again = ["resume", str(path), "--workers", workers, *(["--json"] if json_ else [])]
             again += ["--tensorboard"] if tensorboard else []
             given = [] if out else ["--out", str(path)]
@@ -293,7 +298,9 @@ def resume(
     The result is bit for bit what it would have been without the interruption, as long as torch and
     the processor's instructions are the same; a line says when they are not.
     """
-    job = launching.Job(launch, ranks, hosts, restarts)
+    from manege.launching import Job
+
+    job = Job(launch, ranks, hosts, restarts)
     job.check()
     if job.launch is not None:
         raise typer.Exit(launching.run(job, run))
@@ -345,16 +352,17 @@ def sample(
 ) -> None:
     """Draw pictures from a run or a model; labels by p(y) unless told otherwise."""
     from manege.cli import samples
+    from manege.picture_files import check_free, write
 
     ends = samples.parse_ends(interpolate, count, balanced, weights, to_label, steps)
-    samples.check_free(out, force=force, moving=ends is not None)
+    check_free(out, force=force, moving=ends is not None)
     samples.check_device(device)
     chosen = samples.parse_weights(weights)
+    from manege.api import load_model
     from manege.progress import counter
-    from manege.sampler import open_model
 
-    opened = open_model(source)
-    recipe = samples.recipe_of(opened, seed, mixing)
+    opened = load_model(source)
+    recipe = opened.recipe(seed, mixing)
     if ends is not None:
         drawn = opened.interpolate(
             *ends,
@@ -386,7 +394,7 @@ def sample(
         more = len(opened.missing) - len(shown)
         told = ", ".join(shown) + (f" and {more} more" if more else "")
         sys.stderr.write(f"manege: missing from this model: {told}\n")
-    files = samples.write(drawn, out, recipe, columns)
+    files = write(drawn, out, recipe, columns)
     if json_:
         names = dict.fromkeys(drawn.labels) if ends else opened.labels
         emit_json(
@@ -413,13 +421,6 @@ app.command()(watching.watch)
 app.command()(reporting.report)
 
 
-def _checkpoint_every(text: str | None) -> dict[str, Any]:
-    """`10` is rounds, `30s` is time."""
-    if text is None:
-        return {}
-    return {"checkpoints.every_rounds" if text.isdigit() else "checkpoints.every_s": text}
-
-
 def _show_profile(run: Any) -> None:
     """Where a grid's time went."""
     from manege.profile import profile
@@ -428,16 +429,6 @@ def _show_profile(run: Any) -> None:
     found = profile(RunDir.open(run.path).events())
     for line in found.lines() if found else ():
         say(f"  {line}")
-
-
-def _grid(text: str | None) -> dict[str, Any]:
-    """`3x4` is three rows of four cells."""
-    if text is None:
-        return {}
-    rows, times, columns = text.lower().partition("x")
-    if not (times and rows.isdecimal() and columns.isdecimal()):
-        raise ConfigError(f"--grid {text!r}: expected rows x columns, as in --grid 3x3")
-    return {"cellular.rows": int(rows), "cellular.columns": int(columns)}
 
 
 def _report(run: Run, *, as_json: bool) -> None:

@@ -49,10 +49,11 @@ def check(
     json_: Json = False,
 ) -> None:
     """Look at every picture: counts, sizes, broken and duplicate files, memory it will take."""
-    from manege.cli.samples import check_free, parse_labels
+    from manege.cli.samples import parse_labels
     from manege.config import resolve
     from manege.data import check as check_data
     from manege.errors import ConfigError, DataError
+    from manege.picture_files import check_free
 
     if sheet is not None:
         if sheet.suffix.lower() != ".png":

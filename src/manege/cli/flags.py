@@ -10,6 +10,7 @@ FLAGS = FieldNames(
     {
         "budget_s": "--budget",
         "count": "-n",
+        "ranks": "-n",
         "score.samples": "--set score.samples",
         "sets": "--set",
         "to": "--balance-to",

@@ -27,9 +27,9 @@ def show(
     json_: Json = False,
 ) -> None:
     """List a model's classes, their share and how they were trained."""
-    from manege.sampler import open_model
+    from manege.api import load_model
 
-    report(open_model(source), source, as_json=json_)
+    report(load_model(source), source, as_json=json_)
 
 
 @app.command()
@@ -39,18 +39,18 @@ def merge(
     json_: Json = False,
 ) -> None:
     """Make one model of several; every class keeps drawing the very same pictures."""
-    from manege.cli.samples import check_new_folder
+    from manege.api import load_model, save_model
     from manege.errors import ConfigError
-    from manege.sampler import open_model, save
+    from manege.picture_files import check_new_folder
 
     check_new_folder(out)
     if len(models) < 2:
         raise ConfigError(f"model merge: found {len(models)} model, expected at least two")
-    merged = open_model(models[0])
+    merged = load_model(models[0])
     for path in models[1:]:
-        merged = merged.merged(open_model(path))
+        merged = merged.merged(load_model(path))
     with fields_named(SHORT_OUT):
-        save(merged, out)
+        save_model(merged, out)
     report(merged, out, as_json=json_)
 
 
@@ -62,13 +62,13 @@ def drop(
     json_: Json = False,
 ) -> None:
     """Make a model without some classes; the others keep drawing the very same pictures."""
-    from manege.cli.samples import check_new_folder
-    from manege.sampler import open_model, save
+    from manege.api import load_model, save_model
+    from manege.picture_files import check_new_folder
 
     check_new_folder(out)
-    smaller = open_model(source).without(labels)
+    smaller = load_model(source).without(labels)
     with fields_named(SHORT_OUT):
-        save(smaller, out)
+        save_model(smaller, out)
     report(smaller, out, as_json=json_)
 
 

@@ -34,9 +34,5 @@ def tell(text: str) -> None:
 
 def tell_progress(progress: ExperimentProgress) -> None:
     """A line on standard error for a run that has ended, of many."""
-    from manege.progress import duration
-
-    left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
-    failed = f", {len(progress.failed)} failed" if progress.failed else ""
-    tell(f"{progress.done} of {progress.total} runs{failed}{left}: {progress.latest}")
+    tell(progress.words())
     sys.stderr.flush()

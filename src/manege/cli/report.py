@@ -33,20 +33,10 @@ def report(
     Of several runs: what they differ in, their scores, curves and pictures side by side. All comes
     from the run directory; scores are there once `manege evaluate` or `manege compare` has run.
     """
-    from manege.errors import ConfigError
-    from manege.report import comparing, single, writing
+    from manege import api
 
-    places = [run.resolve() for run in runs]
-    for number, place in enumerate(places):
-        if place in places[:number]:
-            raise ConfigError(f"report: {runs[number]} is named twice; name each run once")
-    single_run = len(runs) == 1
-    file = out or (runs[0] / "report.html" if single_run else Path("comparison.html"))
-    if out is not None or not single_run:
-        with fields_named(SHORT_OUT):
-            writing.check_free(file, force=force)
-    page = single.report(runs[0]) if single_run else comparing.compare(runs)
-    written = writing.write(page, file)
+    with fields_named(SHORT_OUT):
+        written = api.report(runs, out, force=force)
     if json_:
         emit_json(
             {

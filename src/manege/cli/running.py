@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from manege import job
-from manege.errors import ConfigError
-
 if TYPE_CHECKING:
     from manege.api import Run
     from manege.config import RunConfig
@@ -70,7 +67,7 @@ def start(
     config: RunConfig, out: Path | None, how: RunOptions, on_pixels: RunConfig | None = None
 ) -> Run:
     """Begin a run, with progress on standard error."""
-    from manege import api
+    from manege import api, starting
 
     with _observed(how) as observer:
         return api.start_run(
@@ -79,14 +76,14 @@ def start(
             observer=observer,
             command=shlex.join(["manege", *sys.argv[1:]]),
             on_pixels=on_pixels,
-            runtime=_chosen(how.runtime),
-            workers=worker_count(how.workers),
+            runtime=starting.chosen_runtime(how.runtime),
+            workers=starting.worker_count(how.workers),
         )
 
 
 def go_on(path: Path, rounds: int | None, budget: str | None, how: RunOptions) -> Run:
     """Go on with a run, with progress on standard error."""
-    from manege import api
+    from manege import api, starting
 
     with _observed(how) as observer:
         return api.continue_run(
@@ -94,8 +91,8 @@ def go_on(path: Path, rounds: int | None, budget: str | None, how: RunOptions) -
             rounds=rounds,
             budget_s=budget,
             observer=observer,
-            runtime=_chosen(how.runtime),
-            workers=worker_count(how.workers),
+            runtime=starting.chosen_runtime(how.runtime),
+            workers=starting.worker_count(how.workers),
         )
 
 
@@ -106,31 +103,14 @@ def _observed(how: RunOptions) -> Iterator[Observer]:
     from manege.stopping import StopSignals
     from manege.view.live import for_this_terminal
 
-    more = []
+    more: list[Observer] = []
     if how.tensorboard:
-        from manege.view.tensorboard import TensorBoardWriter, check_installed
+        from manege import starting
 
-        check_installed()
-        more.append(TensorBoardWriter())
+        more.append(starting.tensorboard_writer())
     with StopSignals() as signals:
         observers = Observers(for_this_terminal(), signals, *more)
         try:
             yield observers
         finally:
             observers.close()
-
-
-def worker_count(workers: str) -> int | None:
-    """The number that --workers names; None for auto."""
-    if workers == "auto":
-        return None
-    if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
-        raise ConfigError(f"--workers {workers}: expected a number from 1, or auto")
-    return int(workers)
-
-
-def _chosen(runtime: Runtime | None) -> Runtime:
-    """Elsewhere than on Linux there are no files without names to show centres in."""
-    if runtime is Runtime.MPI or (runtime is None and job.is_joined()):
-        return Runtime.MPI
-    return Runtime.INLINE if runtime is Runtime.INLINE or sys.platform != "linux" else Runtime.LOCAL

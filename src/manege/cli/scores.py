@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manege.cli.options import Classes, DataRoot, Json
-from manege.cli.output import emit_json, say, tell
+from manege.cli.output import emit_json, say
 
 if TYPE_CHECKING:
     from manege.evaluation import Evaluation
@@ -101,11 +101,11 @@ def evaluate(
     can be told from reality below that. Numbers are comparable only in the same feature space,
     which is part of their name. A run keeps its evaluations in evaluations/.
     """
-    from manege.evaluation import EvaluationOptions, as_json
-    from manege.evaluation import evaluate as run_evaluation
-    from manege.progress import counter
+    from manege import api
 
-    options = EvaluationOptions(
+    evaluation = api.evaluate(
+        subject,
+        data,
         metrics=_groups(metrics),
         samples=samples,
         per_class=per_class,
@@ -120,9 +120,9 @@ def evaluate(
         allow_few_samples=allow_few_samples,
         data_root=data_root,
     )
-    evaluation = run_evaluation(subject, data, options, say=tell, counting=counter)
     if json_:
-        emit_json(as_json(evaluation))
+        file = str(evaluation.file) if evaluation.file else None
+        emit_json({**evaluation.as_dict(), "file": file})
         return
     _print(evaluation)
 
@@ -155,19 +155,21 @@ def compare(
 
     Each run is evaluated as by `manege evaluate`, or its kept evaluation is used.
     """
-    from manege.cli.samples import check_free
     from manege.errors import ConfigError
+    from manege.picture_files import check_free
 
     if out.suffix.lower() != ".png":
         raise ConfigError(f"-o {out}: expected a name that ends in .png")
     check_free(out, force=force)
-    from manege.evaluation import EvaluationOptions
-    from manege.evaluation.comparison import compare as run_comparison
+    from manege import api
     from manege.files import blaming
     from manege.pictures import save_png
-    from manege.progress import counter
 
-    options = EvaluationOptions(
+    with blaming(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    comparison = api.compare(
+        runs,
+        data,
         metrics=_groups(metrics),
         samples=samples,
         per_class=per_class,
@@ -180,9 +182,6 @@ def compare(
         allow_few_samples=allow_few_samples,
         data_root=data_root,
     )
-    with blaming(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    comparison = run_comparison(runs, data, options, say=tell, counting=counter)
     save_png(out, comparison.sheet, {"runs": ", ".join(comparison.runs), "seed": str(seed)})
     if json_:
         emit_json({**comparison.as_dict(), "sheet": str(out)})
@@ -251,7 +250,7 @@ def _print(evaluation: Evaluation) -> None:
     for line in evaluation.blind():
         say(f"warning: {line}")
     rows = [("", "value", "95 % interval", "real pictures", "")]
-    rows += [_row(score) for score in evaluation.scores]
+    rows += evaluation.rows()
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for name, *cells in rows:
         padded = [cell.rjust(width) for cell, width in zip(cells[:-1], widths[1:], strict=False)]
@@ -265,10 +264,3 @@ def _print(evaluation: Evaluation) -> None:
 def _right(space: Mapping[str, Any]) -> str:
     accuracy = space["accuracy"]
     return f", right on {accuracy['value']:.1%} of held-out pictures" if accuracy else ""
-
-
-def _row(score: Score) -> tuple[str, str, str, str, str]:
-    name = score.full_name + (f" [{score.label}]" if score.label is not None else "")
-    floor = f"{score.floor.value:.4g}" if score.floor is not None else ""
-    interval = f"{score.low:.4g} to {score.high:.4g}"
-    return name, f"{score.value:.4g}", interval, floor, " ".join(f"({m})" for m in score.marks)

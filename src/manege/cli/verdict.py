@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manege.cli import model, running
+from manege.cli import model
 from manege.cli.flags import SHORT_OUT
 from manege.cli.options import DataRoot, Json, RunFolder
 from manege.cli.output import emit_json, say
@@ -24,9 +22,6 @@ Data = Annotated[
     str | None,
     typer.Option(help="The data the run was trained on, if they lie elsewhere now."),
 ]
-
-_SHOW_EVERY_S = 0.5
-_CLEAR = "\r\033[K"
 
 
 def verdict(
@@ -57,15 +52,20 @@ def verdict(
     neither GAN nor gate nor choice saw. Ctrl-C stops; the same command goes on. The run keeps it
     all in verdict/.
     """
-    from manege import machine
-    from manege.stopping import StopSignals
-    from manege.verdict import VerdictOptions, judge
-    from manege.verdict.look import VerdictObserver
+    from manege import api
+    from manege.stopping import SIGNALS
 
-    at_once = running.worker_count(workers) or machine.cores()
-    options = VerdictOptions(data, data_root, seeds, steps, gate, seed, at_once)
-    with StopSignals() as stop:
-        found = judge(run, options, VerdictObserver(_tell, _display(), stop, _counter()))
+    found = api.verdict(
+        run,
+        data,
+        seeds=seeds,
+        steps=steps,
+        gate=gate,
+        seed=seed,
+        workers=workers,
+        data_root=data_root,
+        signals=SIGNALS,
+    )
     if json_:
         files = {"file": found.file, "figure": found.figure, "pairs": found.pairs}
         told = {name: None if path is None else str(path) for name, path in files.items()}
@@ -117,7 +117,7 @@ def export(
     with a manifest: put beside the real training pictures, it gives every class at least N of
     them. With --gate the manifest counts what was left out.
     """
-    from manege.cli.samples import check_free, check_new_folder
+    from manege.picture_files import check_free, check_new_folder
 
     if balance_to is None:
         for option, given in (
@@ -157,13 +157,16 @@ def export(
 def _export_pictures(
     run: Path, out: Path, to: int, options: VerdictOptions, *, as_json: bool
 ) -> None:
-    from manege.cli.samples import recipe_of, write_folder
     from manege.files import blaming
+    from manege.picture_files import write_folder
+    from manege.progress import OneLine, counter
     from manege.verdict import balance
     from manege.verdict.look import VerdictObserver
 
-    found = balance(run, to, options, VerdictObserver(_tell, _display(), counter=_counter()))
-    recipe = recipe_of(found.model, options.seed, "exact")
+    over = OneLine()
+    look = VerdictObserver(over.tell, over.training, counter=counter("drawn"))
+    found = balance(run, to, options, look)
+    recipe = found.model.recipe(options.seed, "exact")
     with blaming(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_folder(found.samples, out, recipe, found.about)
@@ -179,35 +182,6 @@ def _export_pictures(
         left_out = ", ".join(f"{number:,} {what}" for what, number in one["left_out"].items())
         said = f"; left out {left_out}" if left_out else ""
         say(f"  {label:20} {one['real']:,} real, {one['kept']:,} synthetic{said}")
-
-
-def _tell(text: str) -> None:
-    """A line, over the one of `_display` where there is one."""
-    sys.stderr.write(f"{_CLEAR if sys.stderr.isatty() else ''}{text}\n")
-
-
-def _counter() -> Any:
-    from manege.progress import counter
-
-    return counter("drawn")
-
-
-def _display() -> Any:
-    """A line that is written over on a terminal; silence elsewhere."""
-    from manege.progress import duration
-
-    last = 0.0
-
-    def show(what: str, part: float, left_s: float) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last < _SHOW_EVERY_S or not sys.stderr.isatty():
-            return
-        last = now
-        sys.stderr.write(f"{_CLEAR}{part:.0%} done, {duration(left_s)} left; training {what}\r")
-        sys.stderr.flush()
-
-    return show
 
 
 def _print(found: Verdict) -> None:

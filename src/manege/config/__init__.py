@@ -62,7 +62,7 @@ from manege.config.schema import (
     partition,
 )
 from manege.config.seeds import stream
-from manege.config.sources import amended, resolve, resolve_both, stored, to_yaml
+from manege.config.sources import amended, given_yaml, resolve, resolve_both, stored, to_yaml
 
 __all__ = [
     "ALL",
@@ -118,6 +118,7 @@ __all__ = [
     "Stability",
     "Training",
     "amended",
+    "given_yaml",
     "parse_duration",
     "partition",
     "resolve",

@@ -5,6 +5,7 @@ All problems are found in one go; `problems` words them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,14 @@ def resolve_both(
     if other is None or _section(sources.given, "critic") or isinstance(config.critic, PixelCritic):
         return config, None
     return config, sources.config(other)
+
+
+def given_yaml(*, preset: str | None, file: Path | None, flags: Mapping[str, Any]) -> str:
+    """Return what was given, as the YAML of a file with which another process resolves the same."""
+    tree = dict(_Sources(preset, file, flags, ()).given)
+    if preset is not None:
+        tree["preset"] = preset
+    return yaml.safe_dump(json.loads(json.dumps(tree)), sort_keys=False, allow_unicode=True)
 
 
 class _Sources:

@@ -4,9 +4,9 @@ Opens what is to be scored (`subject`) and what it is compared with (`reference`
 pictures to `metrics`, and stores the result in the run (`kept`).
 """
 
-from manege.evaluation.kept import Evaluation, as_json
+from manege.evaluation.kept import Evaluation
 from manege.evaluation.options import EvaluationOptions
 from manege.evaluation.run import evaluate
 from manege.evaluation.subject import Subject
 
-__all__ = ["Evaluation", "EvaluationOptions", "Subject", "as_json", "evaluate"]
+__all__ = ["Evaluation", "EvaluationOptions", "Subject", "evaluate"]

@@ -12,12 +12,13 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from manege import pictures
-from manege.errors import CheckpointError
+from manege.errors import CheckpointError, ConfigError
 from manege.files import below, read_capped
 from manege.metrics import Results, Score, Space, is_stored, kind_of, save_space
 from manege.metrics.controls import told
 from manege.runs import RunDir
 from manege.version import __version__
+from manege.view.notebook import html_of_scores, plot_scores
 
 FORMAT = 3
 """Change it whenever a score's arithmetic changes: stored results are then computed anew."""
@@ -53,6 +54,37 @@ class Evaluation:
                 return one
         raise KeyError(name)
 
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """Return a row of texts for each score: name, value, interval, real pictures, marks."""
+        return [
+            (
+                one.full_name + (f" [{one.label}]" if one.label is not None else ""),
+                f"{one.value:.4g}",
+                f"{one.low:.4g} to {one.high:.4g}",
+                f"{one.floor.value:.4g}" if one.floor is not None else "",
+                " ".join(f"({mark})" for mark in one.marks),
+            )
+            for one in self.scores
+        ]
+
+    def plot(self, ax: Any = None, name: str = "kid") -> Any:
+        """Draw the scores of one name, of all classes and of each, on matplotlib's axes."""
+        chosen = [one for one in self.scores if name in (one.name, one.full_name)]
+        if not chosen:
+            known = ", ".join(dict.fromkeys(one.name for one in self.scores))
+            raise ConfigError(f"{name}: no such score here; expected one of {known}")
+        rows = [
+            (
+                *(one.label or "all", one.value, one.low, one.high),
+                None if one.floor is None else one.floor.value,
+            )
+            for one in chosen
+        ]
+        return plot_scores(rows, ax, chosen[0].full_name)
+
+    def _repr_html_(self) -> str:
+        return html_of_scores(self.protocol, self.rows(), self.blind())
+
     def as_dict(self) -> dict[str, Any]:
         """Return the evaluation as a tree for JSON."""
         return {
@@ -67,11 +99,6 @@ class Evaluation:
     def blind(self) -> list[str]:
         """Return a line for each feature space that does not see these data."""
         return [str(one["told"]) for one in self.controls.values() if one["blind"]]
-
-
-def as_json(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the evaluation for JSON, with the file in which a run keeps it."""
-    return {**evaluation.as_dict(), "file": str(evaluation.file) if evaluation.file else None}
 
 
 def stored(rundir: RunDir | None, protocol: dict[str, Any]) -> Evaluation | None:

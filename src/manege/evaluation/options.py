@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from manege.data import Split
 from manege.errors import ConfigError, field
@@ -72,3 +74,21 @@ class EvaluationOptions:
     def split(self) -> Split:
         """Return the split of the data to compare with."""
         return Split(self.reference or Split.HELD_OUT.value)
+
+
+class Scoring(TypedDict, total=False):
+    """The options of `evaluate` and `compare`; those left out are the command's."""
+
+    metrics: Sequence[str] | None
+    samples: int | None
+    per_class: bool
+    features: str
+    inception_weights: str | Path | None
+    feature_weights: str | Path | None
+    classes: Sequence[str] | None
+    size: int | None
+    channels: int | None
+    reference: str | None
+    seed: int
+    allow_few_samples: bool
+    data_root: str | None

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from manege.progress import duration
+
 _POLL_S = 0.1
 
 
@@ -25,6 +27,12 @@ class ExperimentProgress:
     """Estimated seconds left; None while there is nothing to judge by."""
     latest: str
     failed: tuple[str, ...] = ()
+
+    def words(self) -> str:
+        """Return a line for people."""
+        left = "" if self.left_s is None else f", {duration(self.left_s)} left"
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"{self.done} of {self.total} runs{failed}{left}: {self.latest}"
 
 
 @dataclass(frozen=True)

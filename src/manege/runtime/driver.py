@@ -8,40 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from manege.config import RunConfig, to_yaml
+from manege.config import to_yaml
 from manege.observer import Observers
 from manege.runs import RunDir
 from manege.runtime.coordinator import Coordinator, Outcome
 from manege.runtime.messages import Died, NewRun, OldRun, Order, Prepared, Said, Task
 from manege.runtime.run_writer import RunWriter
 
-if TYPE_CHECKING:
-    from manege.sampler import Model
-
 _POLL_S = 0.1
 
 Deliver = Callable[[Said | Died], None]
 """Takes in what a worker said, or that it died."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that has finished, failed or been stopped."""
-
-    path: Path
-    config: RunConfig
-    outcome: Outcome
-
-    @property
-    def model(self) -> Model:
-        """The combined sampler, as the run's directory holds it now."""
-        from manege.sampler import open_model
-
-        return open_model(self.path)
 
 
 class Transport(Protocol):
@@ -74,7 +53,9 @@ class Transport(Protocol):
         ...
 
 
-def drive(request: NewRun | OldRun, transport: Transport, observer: Observers) -> Run:
+def drive(
+    request: NewRun | OldRun, transport: Transport, observer: Observers
+) -> tuple[Prepared, Outcome]:
     """Carry a run from the request to its outcome."""
     prepared = transport.prepare(request)
     rundir = RunDir.open(prepared.path)
@@ -91,7 +72,7 @@ def drive(request: NewRun | OldRun, transport: Transport, observer: Observers) -
             workers=workers,
         )
         outcome = _loop(coordinator, transport, observer)
-    return Run(prepared.path, prepared.config, outcome)
+    return prepared, outcome
 
 
 def _loop(coordinator: Coordinator, transport: Transport, observer: Observers) -> Outcome:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import safetensors
 import safetensors.numpy
 import torch
 
-from manege import device, errors, machine
+from manege import device, errors, machine, picture_files, pictures
 from manege.cell.mixture import proportions
 from manege.config import ALL, OwnNetworks, stream
 from manege.errors import CheckpointError, ConfigError
@@ -45,6 +46,7 @@ from manege.sampler.latents import (
 from manege.sampler.module import module_of
 from manege.sampler.plain import Sampler
 from manege.version import __version__
+from manege.view.notebook import axes, html_of_samples
 
 FORMATS = (1, 2)
 """The formats of model.json. 1: a generator for each label. 2: some name their cell."""
@@ -90,13 +92,43 @@ class Component:
         return f"class {self.label!r}{place}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Samples:
     """Pictures, N×S×S×C bytes, and for each its label and its number within that label."""
 
     pictures: np.ndarray
     labels: tuple[str, ...]
     indices: tuple[int, ...]
+    recipe: Mapping[str, str] = field(default_factory=dict)
+    """What they come from: the model's digest, the seed."""
+
+    def save(self, out: str | Path, columns: int | None = None) -> Path:
+        """Write them as a sheet (.png), arrays (.npz), a moving picture (.gif) or a folder.
+
+        What is there is written over, a folder only if manege made it; `columns` is for a sheet.
+        """
+        path = Path(out)
+        picture_files.check_free(path, force=True, moving=True)
+        picture_files.write(self, path, self.recipe, columns)
+        return path
+
+    def plot(self, ax: Any = None, columns: int | None = None) -> Any:
+        """Draw a sheet of them on matplotlib's axes, new ones when None; return the axes."""
+        ax = axes(ax)
+        sheet = pictures.grid(self.pictures, columns)
+        ax.imshow(sheet[..., 0] if sheet.shape[2] == 1 else sheet, cmap="gray", vmin=0, vmax=255)
+        ax.set_axis_off()
+        return ax
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.pictures.shape[1:]))
+        return f"Samples({len(self)} pictures of {shape})"
+
+    def _repr_html_(self) -> str:
+        return html_of_samples(self.pictures, self.labels)
 
 
 @dataclass(frozen=True)
@@ -154,6 +186,14 @@ class Model:
             :16
         ]
 
+    def recipe(self, seed: int, mixing: str) -> dict[str, str]:
+        """Return what a picture comes from, beside its label and index.
+
+        The mixing is part of it where there is a mixture.
+        """
+        recipe = {"model": self.digest, "seed": str(seed)}
+        return {**recipe, "mixing": str(mixing)} if self.mixed else recipe
+
     def sample(
         self,
         count: int,
@@ -205,7 +245,8 @@ class Model:
             tell = None if progress is None else _shifted(progress, before, count)
             made[one] = self.pictures_of(one, number, seed, device_name, tell, mixing)
         pictures = np.stack([made[one][k] for one, k in zip(drawn, indices, strict=True)])
-        return Samples(pictures, tuple(drawn), tuple(indices))
+        recipe = self.recipe(seed, mixing)
+        return Samples(pictures, tuple(drawn), tuple(indices), recipe)
 
     def pictures_of(
         self,
@@ -393,7 +434,8 @@ class Model:
         ends = end("a", a, first), end("b", b, last)
         pictures = way(self, *ends, steps, device.resolve(device_name))
         named = first if first == last else f"{first} to {last}"
-        return Samples(pictures, (named,) * steps, tuple(range(steps)))
+        recipe = self.recipe(seed, mixing)
+        return Samples(pictures, (named,) * steps, tuple(range(steps)), recipe)
 
     def _only(self, label: str | None) -> str:
         """Return that label, or the only one there is."""

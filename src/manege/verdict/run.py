@@ -36,6 +36,7 @@ from manege.verdict.kept import Answers, TrialStore, key_of, result_name
 from manege.verdict.look import Stopped, TrainingProgress, VerdictObserver
 from manege.verdict.training import BATCH, RECIPE, TrainingSpec, probabilities, train
 from manege.version import __version__
+from manege.view.notebook import html_of_verdict
 
 FORMAT = 1
 
@@ -59,6 +60,9 @@ class Verdict:
     def sentence(self) -> str:
         """Return the verdict in a sentence."""
         return str(self.tree["sentence"])
+
+    def _repr_html_(self) -> str:
+        return html_of_verdict(self.tree, self.figure)
 
 
 def judge(

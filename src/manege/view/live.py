@@ -168,6 +168,13 @@ class Live(Observer):
         self._cost_s = 0.0
 
 
+def for_this_caller() -> Observer:
+    """Return a display in a notebook's output where Python runs in one, else plain lines."""
+    from manege.view.notebook import Display, in_notebook
+
+    return Display() if in_notebook() else Lines()
+
+
 def for_this_terminal() -> Live | Lines:
     """Return the live page when standard error is a terminal, else plain lines."""
     return Live() if can_paint(sys.stderr) else Lines()

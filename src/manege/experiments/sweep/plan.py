@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -18,7 +19,8 @@ from pydantic import (
 )
 
 from manege.config import Label, MethodName, RunConfig, Seconds, resolve
-from manege.errors import ConfigError
+from manege.errors import ConfigError, field
+from manege.files import blaming, make_folder, write_atomic
 from manege.labels import printable
 from manege.runs import cell_folder
 from manege.yamltext import load_yaml
@@ -82,10 +84,16 @@ class SweepRun:
         return f"{self.recipe}/seed-{self.seed}/{part}"
 
 
-def load_plan(path: Path, data_root: str | None = None) -> tuple[Plan, tuple[SweepRun, ...]]:
-    """Return the plan in a file and all its runs, seed after seed, so that a part is of use too."""
+def load_plan(
+    source: Path | Mapping[str, Any], data_root: str | None = None
+) -> tuple[Plan, tuple[SweepRun, ...]]:
+    """Return a plan, of a file or a tree, and all its runs.
+
+    They come seed after seed, so that a part of them is of use too.
+    """
+    path = source if isinstance(source, Path) else Path("plan")
     try:
-        plan = Plan.model_validate(load_yaml(path))
+        plan = Plan.model_validate(load_yaml(source) if isinstance(source, Path) else source)
     except ValidationError as error:
         told = [
             f"{'.'.join(printable(part) for part in problem['loc'])}: {problem['msg'].lower()}"
@@ -107,6 +115,25 @@ def load_plan(path: Path, data_root: str | None = None) -> tuple[Plan, tuple[Swe
     if len(set(names)) < len(names):
         raise ConfigError(f"{path}: a seed or a class stands twice; name each once")
     return plan, units
+
+
+def keep_plan(plan: Path | Mapping[str, Any], out: Path) -> None:
+    """Write the plan beside its results; refuse the folder of another plan."""
+    if isinstance(plan, Path):
+        content = plan.read_bytes()
+    else:
+        content = yaml.safe_dump(dict(plan), sort_keys=False, allow_unicode=True).encode()
+    with blaming(out):
+        make_folder(out)
+    kept = out / "plan.yaml"
+    if kept.exists() and kept.read_bytes() != content:
+        raise ConfigError(
+            f"{out}: holds the sweep of another plan ({kept}); choose another {field('out')}, or "
+            "continue with that plan"
+        )
+    if not kept.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out}: not empty, and not a sweep; choose another {field('out')}")
+    write_atomic(kept, content)
 
 
 def replaced_presets(plan: Plan, units: Sequence[SweepRun]) -> dict[str, tuple[str, str]]:

@@ -26,7 +26,8 @@ from manege.errors import MachineError, field_names
 from manege.observer import Observer, Observers
 from manege.runtime.boot import NO_ROOM
 from manege.runtime.channel import Channel, Garbled, Gone
-from manege.runtime.driver import Deliver, Run, drive
+from manege.runtime.coordinator import Outcome
+from manege.runtime.driver import Deliver, drive
 from manege.runtime.messages import (
     Close,
     Count,
@@ -57,7 +58,9 @@ _MOST_CALLS = 1024
 _LOST_SERVERS = 3
 
 
-def run(request: NewRun | OldRun, observer: Observers, workers: int | None) -> Run:
+def run(
+    request: NewRun | OldRun, observer: Observers, workers: int | None
+) -> tuple[Prepared, Outcome]:
     """Drive a run on processes of this machine; `workers` None chooses how many."""
     machine.allow_many_files()
     with Server() as server:

@@ -13,7 +13,8 @@ import numpy as np
 from manege import failpoints, machine
 from manege.errors import MachineError
 from manege.observer import Observer, Observers
-from manege.runtime.driver import Deliver, Run, drive
+from manege.runtime.coordinator import Outcome
+from manege.runtime.driver import Deliver, drive
 from manege.runtime.messages import (
     Close,
     Died,
@@ -41,7 +42,9 @@ _NAP_S = 0.002
 _SILENCE_S = 3.0
 
 
-def run(world: World, request: NewRun | OldRun, observer: Observer, workers: int | None) -> Run:
+def run(
+    world: World, request: NewRun | OldRun, observer: Observer, workers: int | None
+) -> tuple[Prepared, Outcome]:
     """Drive a run on the other ranks of the job; `workers` None is one on each."""
     machine.allow_many_files()
     failpoints.only_for(None)
