@@ -23,7 +23,7 @@ from manege.launching import run as launch_job
 from manege.observer import EventCallback, Observer, Observers
 from manege.runtime.coordinator import Outcome
 from manege.runtime.driver import drive
-from manege.runtime.launch import seat
+from manege.runtime.launch import rank_info
 from manege.runtime.messages import NewRun, OldRun, Prepared
 from manege.stopping import StopSignals
 from manege.view.live import for_this_caller
@@ -177,7 +177,7 @@ def chosen_runtime(runtime: str | None) -> str:
         )
     if job.is_joined() and runtime in (None, "mpi"):
         return "mpi"
-    if runtime == "mpi" or (runtime is None and seat(os.environ) is not None):
+    if runtime == "mpi" or (runtime is None and rank_info(os.environ) is not None):
         raise ConfigError(
             f"{field('runtime')}: this program is no rank of a job of manege's; start it without "
             "mpiexec, and give launch='mpiexec' and ranks"

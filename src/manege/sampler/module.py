@@ -96,11 +96,6 @@ def module_of(model: Model, label: str | None = None) -> tuple[Sampler, dict[str
     return Sampler(description, built).eval(), description
 
 
-def latent_of(component: Component) -> int:
-    """Return how many numbers a component's latent has."""
-    return component.networks.latent
-
-
 def _digest(part: _Part) -> str:
     """Return the digest of all but the rows: equal where two differ in the first bias alone."""
     found = hashlib.sha256(json.dumps(part.description).encode())
