@@ -29,7 +29,7 @@ from manege.sampler.plain import Network, Sampler
 from manege.version import __version__
 
 if TYPE_CHECKING:
-    from manege.sampler.model import Component, Model
+    from manege.sampler.model import Model
 
 SAMPLER_FORMAT = "manege sampler 1"
 """What ``model.json`` of an export says that needs no manege."""
