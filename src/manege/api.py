@@ -6,6 +6,7 @@ returns: a run directory, and the same verbs as methods.
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
 import signal
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from manege import machine, progress
 from manege.config import RunConfig, given_yaml, resolve_both, shown, stored
-from manege.config.settings import flags_of, referenced
+from manege.config.settings import flags_of
 from manege.errors import ConfigError, field
 from manege.launching import Job
 from manege.observer import Observer, Observers, Stopper
+from manege.plugins import reference_to
 from manege.runs import RunDir
 from manege.runtime.coordinator import Outcome
 from manege.runtime.messages import NewRun, OldRun
@@ -599,7 +601,7 @@ def _options(given: Mapping[str, Any]) -> EvaluationOptions:
 
 def _source(data: Any, **columns: str | None) -> str:
     """Return data as configurations name them: a name, a path, a reference or a digest."""
-    named = referenced(data, "data")
+    named = reference_to(data, "data") if inspect.isroutine(data) else data
     if isinstance(named, str | os.PathLike):
         if given := [name for name, column in columns.items() if column is not None]:
             raise ConfigError(f"{given[0]}: only for a dataset or a frame; leave it out")

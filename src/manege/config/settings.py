@@ -7,10 +7,8 @@ the few names that are shorter than a key's own.
 from __future__ import annotations
 
 import difflib
-import inspect
-import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin
 
@@ -56,32 +54,12 @@ def flags_of(settings: Mapping[str, Any], known: Iterable[str] = ()) -> dict[str
 
 
 def referenced(value: Any, where: str) -> Any:
-    """Return a value with a reference in place of each function, class or named object in it."""
+    """Return a value with a reference in place of each function, class or `Loss` in it."""
     if isinstance(value, Mapping):
         return {key: referenced(one, f"{where}.{key}") for key, one in value.items()}
-    if isinstance(value, type) or inspect.isroutine(value):
+    if callable(value) or is_dataclass(value):
         return plugins.reference_to(value, where)
-    if value is None or isinstance(value, str | int | float | list | tuple | os.PathLike):
-        return value
-    found = list(_names_of(value))
-    if not found:
-        return value
-    elsewhere = [(module, name) for module, name in found if module != "__main__"]
-    if not elsewhere:
-        raise ConfigError(
-            f"{where}: {found[0][1]} is defined in this script or notebook, which other processes "
-            "cannot import; put it into a module of its own (a file my_parts.py beside it) and "
-            "import it from there"
-        )
-    return ":".join(elsewhere[0])
-
-
-def _names_of(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield each module that has an object under a name, and that name."""
-    for module, names in [(name, vars(one)) for name, one in sys.modules.items()]:
-        for name, one in list(names.items()):
-            if one is value and plugins.is_reference(f"{module}:{name}"):
-                yield module, name
+    return value
 
 
 def _placed(name: str, value: Any, known: Iterable[str]) -> Iterator[tuple[str, Any]]:

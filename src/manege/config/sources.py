@@ -30,7 +30,7 @@ from manege.config.schema import (
     RunConfig,
 )
 from manege.errors import ConfigError, field
-from manege.plugins import reference_named, reference_to
+from manege.plugins import reference_named
 from manege.yamltext import load_yaml, parse_yaml
 
 _SHOWN = 80
@@ -102,7 +102,7 @@ class _Sources:
         self._problems: list[str] = []
         for key, value in flags.items():
             if value is not None:
-                _place(over, key, with_references(key, value))
+                _place(over, key, value)
         for text in sets:
             try:
                 key, value = _parse_set(text)
@@ -149,26 +149,6 @@ class _Sources:
         if not isinstance(kind, str) or kind in BUILT_IN_NETWORKS:
             return False
         return reference_named(kind) is not None
-
-
-PARTS = ("training.loss", "networks.kind")
-"""The keys whose values may be objects in Python: each is named by its reference."""
-
-
-def with_references(key: str, value: Any) -> Any:
-    """Return a setting with its objects (a loss, a class, a function) as references to them.
-
-    Args:
-        key: the setting's dotted key.
-        value: its value; a section may be a mapping with objects in it.
-    """
-    if key == "networks" and callable(value):
-        return {"kind": reference_to(value, "networks")}
-    if isinstance(value, Mapping):
-        return {name: with_references(f"{key}.{name}", one) for name, one in value.items()}
-    if key in PARTS and (callable(value) or hasattr(value, "__dataclass_fields__")):
-        return reference_to(value, key)
-    return value
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

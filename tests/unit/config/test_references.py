@@ -13,6 +13,7 @@ from tests.helpers.foreign import FOLDER
 
 from manege import plugins
 from manege.config import OwnNetworks, RunConfig, resolve, stored, to_yaml
+from manege.config.settings import flags_of
 from manege.errors import ConfigError
 
 
@@ -76,16 +77,17 @@ def test_objects_are_named_by_their_references(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     import foreign_parts
 
-    config = _config(
-        networks={"kind": foreign_parts.Pair, "width": 8}, training__loss=foreign_parts.paired
-    )
+    def given(**settings):
+        return _config(**{key.replace(".", "__"): one for key, one in flags_of(settings).items()})
+
+    config = given(networks={"kind": foreign_parts.Pair, "width": 8}, loss=foreign_parts.paired)
     assert config.references() == {
         "networks.kind": "foreign_parts:Pair",
         "training.loss": "foreign_parts:paired",
     }
-    assert config.networks == _config(networks=foreign_parts.Pair, networks__width=8).networks
+    assert config.networks == given(networks=foreign_parts.Pair, networks__width=8).networks
     with pytest.raises(ConfigError, match="<lambda> has no name at the top of a module"):
-        _config(training__loss=lambda real: real)
+        given(loss=lambda real: real)
 
 
 def test_a_source_that_has_changed_since_it_was_imported_is_refused(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,13 @@ class APart:
     pass
 
 
-NAMED = APart()
+@dataclass(frozen=True)
+class AValue:
+    """As a `manege.Loss` is one."""
+
+
+NAMED = AValue()
+PICTURES = np.zeros((2, 8, 8), np.uint8)
 
 
 def test_what_has_a_name_in_a_module_becomes_a_reference() -> None:
@@ -107,9 +114,8 @@ def test_what_has_a_name_in_a_module_becomes_a_reference() -> None:
         "width": 3,
     }
     assert referenced(NAMED, "loss") == f"{here}:NAMED"
-    # Whatever else it is, the configuration refuses it by its type.
-    other = APart()
-    assert referenced(other, "loss") is other
+    # Whatever else has a name, as an array may, the configuration refuses by its type.
+    assert referenced(PICTURES, "rounds") is PICTURES
     with pytest.raises(ConfigError, match="has no name at the top of a module"):
         referenced(lambda: None, "loss")
 
