@@ -16,6 +16,7 @@ from manege.version import __version__
 if TYPE_CHECKING:
     from manege.api import (
         Run,
+        balance,
         compare,
         evaluate,
         export,
@@ -36,7 +37,17 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "manege.api": (
-        *("Run", "compare", "evaluate", "export", "load_model", "report", "resume", "sample"),
+        *(
+            "Run",
+            "balance",
+            "compare",
+            "evaluate",
+            "export",
+            "load_model",
+            "report",
+            "resume",
+            "sample",
+        ),
         *("save_model", "sweep", "train", "verdict"),
     ),
     "manege.config": ("RunConfig",),
@@ -62,6 +73,7 @@ __all__ = [
     "Samples",
     "Stopper",
     "__version__",
+    "balance",
     "compare",
     "evaluate",
     "export",

@@ -47,12 +47,13 @@ if TYPE_CHECKING:
     from manege.metrics import Counting
     from manege.report.writing import Written
     from manege.sampler import Model, Samples
-    from manege.verdict import Verdict
+    from manege.verdict import Balanced, Verdict
 
 __all__ = [
     "Run",
     "Stopper",
     "Sweep",
+    "balance",
     "compare",
     "continue_run",
     "evaluate",
@@ -556,6 +557,54 @@ def export(run: Run | str | Path, out: str | Path, format: str = "folder") -> Mo
     model = open_model(path) if (path / "model.json").is_file() else of_run(RunDir.open(path))
     export_model(model, _path("out", out), format)
     return model
+
+
+def balance(
+    run: Run | str | Path,
+    out: str | Path,
+    to: int,
+    *,
+    data: Any = None,
+    gate: bool = False,
+    seed: int = 0,
+    data_root: str | None = None,
+    force: bool = False,
+) -> Balanced:
+    """Write a folder with as many pictures of each class as its training pictures lack of `to`.
+
+    Args:
+        run: the run that draws them.
+        out: the folder to make, with a manifest.
+        to: how many pictures each class is to have, real and synthetic together.
+        data: the data that it was trained on, if they lie elsewhere now.
+        gate: leave out near-copies and what a classifier finds implausible.
+        seed: the same seed, the same pictures.
+        data_root: where named datasets lie.
+        force: overwrite the pictures of an earlier call.
+
+    Example:
+        >>> run = manege.train("digits", limit={"3": 20}, rounds=2)
+        >>> found = manege.balance(run, "more", 60)
+        >>> found.about["classes"]["3"]["kept"]
+        40
+    """
+    from manege.files import blaming
+    from manege.picture_files import check_free, write_folder
+    from manege.verdict import VerdictOptions
+    from manege.verdict import balance as draw_balanced
+    from manege.verdict.look import VerdictObserver
+
+    path = _path("out", out)
+    check_free(path, force=force)
+    source = None if data is None else _source(data)
+    options = VerdictOptions(data=source, data_root=data_root, gate=gate, seed=seed)
+    over = progress.OneLine()
+    look = VerdictObserver(over.tell, over.training, counter=progress.counter("drawn"))
+    found = draw_balanced(_path_of(run), to, options, look)
+    with blaming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_folder(found.samples, path, found.model.recipe(seed, "exact"), found.about)
+    return found
 
 
 def load_model(path: Run | str | Path) -> Model:

@@ -33,10 +33,10 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(source: str, out: Path | None, **changes: Any):
     given = {**TINY, **changes}
-    preset = given.pop("preset")
+    preset, runtime = given.pop("preset"), given.pop("runtime")
     flags = {key.replace("__", "."): value for key, value in given.items()}
     config = resolve(preset=preset, flags={"data.source": source, **flags})
-    return start_run(config, out=out, observer=Observer(), command="test")
+    return start_run(config, out=out, observer=Observer(), command="test", runtime=runtime)
 
 
 def tensors(path: Path) -> dict[str, bytes]:

@@ -212,7 +212,7 @@ def test_a_run_made_longer_equals_one_that_was_long_from_the_start(tmp_path, net
     settings |= {"training__ema": 0.5, "training__batches_per_round": 1, **SCORED}
     _run(tmp_path / "parts", rounds=3, **settings)
     assert [event["round"] for event in _events(tmp_path / "parts", "score")] == [2, 3]
-    manege.resume(tmp_path / "parts", rounds=6)
+    manege.resume(tmp_path / "parts", rounds=6, runtime="inline")
     _run(tmp_path / "whole", rounds=6, **settings)
     ours, theirs = _commit(tmp_path / "parts"), _commit(tmp_path / "whole")
     assert set(ours.tensors) == {"generator", "discriminator", "loss_sums", "ema", "best", "trail"}
@@ -252,20 +252,20 @@ def test_a_swapped_scorer_is_refused_on_resume_and_the_old_one_taken_back(tmp_pa
     shutil.move(path / "scorer", tmp_path / "old")
     save_space(_other_space(), path / "scorer")
     with pytest.raises(CheckpointError, match="class '3': scored with the feature network") as told:
-        manege.resume(path, rounds=4)
+        manege.resume(path, rounds=4, runtime="inline")
     assert _other_space().name in str(told.value)
     assert random_space(8, 1).name in str(told.value)
     assert len(str(told.value).splitlines()) == 1
     shutil.rmtree(path / "scorer")
     shutil.move(tmp_path / "old", path / "scorer")
-    assert manege.resume(path, rounds=4).outcome.rounds == {"3": 4}
+    assert manege.resume(path, rounds=4, runtime="inline").outcome.rounds == {"3": 4}
 
 
 def test_a_lost_scorer_is_made_again_on_resume(tmp_path):
     path = tmp_path / "run"
     _run(path, rounds=2, **SCORED)
     shutil.rmtree(path / "scorer")
-    assert manege.resume(path, rounds=4).outcome.rounds == {"3": 4}
+    assert manege.resume(path, rounds=4, runtime="inline").outcome.rounds == {"3": 4}
     assert load_space(path / "scorer") == random_space(8, 1)
 
 

@@ -8,9 +8,8 @@ goes wrong on a real GPU only (its kernels, its streams, its memory) cannot be s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import pytest
@@ -116,16 +115,22 @@ def second_device() -> Iterator[SecondDevice]:
         # A wrapper has no address of its own.
         patch.setattr(individual, "_require_view", _require_view)
         # `torch.tensor` makes nothing on it that could be seen here.
-        patch.setattr(chain, "_minus_one", _made_here(chain._minus_one))
-        patch.setattr(layers, "_spread_matrix", _made_here(layers._spread_matrix))
+        for module in (chain, layers):
+            patch.setattr(module, "constant", _made_here)
         with SecondDevice() as device:
             yield device
 
 
-def _made_here(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return cache(lambda dtype, device: make(dtype, HERE).to(device))
+def _made_here(
+    name: str, values: Any, dtype: torch.dtype, device: torch.device | str
+) -> torch.Tensor:
+    if (name, dtype, device) not in _made:
+        _made[name, dtype, device] = _constant(name, values, dtype, HERE).to(device)
+    return _made[name, dtype, device]
 
 
+_constant = layers.constant
+_made: dict[Any, torch.Tensor] = {}
 _plain_require_view = individual._require_view
 
 

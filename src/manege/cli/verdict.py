@@ -16,7 +16,7 @@ from manege.cli.output import emit_json, say
 from manege.errors import ConfigError, fields_named
 
 if TYPE_CHECKING:
-    from manege.verdict import Verdict, VerdictOptions
+    from manege.verdict import Balanced, Verdict
 
 Data = Annotated[
     str | None,
@@ -117,7 +117,7 @@ def export(
     with a manifest: put beside the real training pictures, it gives every class at least N of
     them. With --gate the manifest counts what was left out.
     """
-    from manege.picture_files import check_free, check_new_folder
+    from manege.picture_files import check_new_folder
 
     if balance_to is None:
         for option, given in (
@@ -147,33 +147,27 @@ def export(
         raise ConfigError(f"-o {out}: found {out.suffix}, expected the name of a folder")
     if out.is_file():
         raise ConfigError(f"-o {out}: a file, expected the name of a folder; choose another name")
-    check_free(out, force=force)
-    from manege.verdict import VerdictOptions
+    from manege.api import balance
 
-    options = VerdictOptions(data=data, data_root=data_root, gate=gate, seed=seed or 0)
-    _export_pictures(run, out, balance_to, options, as_json=json_)
-
-
-def _export_pictures(
-    run: Path, out: Path, to: int, options: VerdictOptions, *, as_json: bool
-) -> None:
-    from manege.files import blaming
-    from manege.picture_files import write_folder
-    from manege.progress import OneLine, counter
-    from manege.verdict import balance
-    from manege.verdict.look import VerdictObserver
-
-    over = OneLine()
-    look = VerdictObserver(over.tell, over.training, counter=counter("drawn"))
-    found = balance(run, to, options, look)
-    recipe = found.model.recipe(options.seed, "exact")
-    with blaming(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_folder(found.samples, out, recipe, found.about)
-    if as_json:
+    found = balance(
+        run,
+        out,
+        balance_to,
+        data=data,
+        gate=gate,
+        seed=seed or 0,
+        data_root=data_root,
+        force=force,
+    )
+    if json_:
         pictures = len(found.samples.labels)
+        recipe = found.model.recipe(seed or 0, "exact")
         emit_json({"out": str(out), "pictures": pictures, **recipe, **found.about})
         return
+    _print_balanced(found, out, balance_to)
+
+
+def _print_balanced(found: Balanced, out: Path, to: int) -> None:
     number = f"{len(found.samples.labels):,} pictures"
     say(f"{number} in {out}; with the real ones at least {to:,} of each class")
     if found.about["labelled_by"] == "classifier":

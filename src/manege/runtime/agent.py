@@ -59,7 +59,7 @@ def serve(world: World) -> int:
 
 def _without_server(world: World, error: ManegeError) -> int:
     """Tell rank 0 why no worker can be started here; return the exit code that it then states."""
-    world.post(0, encode(Refused(error.exit_code, str(error))))
+    world.post(0, encode(Refused.of(error)))
     while 0 not in world.lost():
         for _, content in world.poll():
             if isinstance(content, np.ndarray):
@@ -91,7 +91,7 @@ class _Agent:
                 nap_s = _SHORT_S if self._read() else min(_LONG_S, 1.2 * nap_s)
                 self._listen(nap_s)
             except ManegeError as error:
-                self._refuse(error.exit_code, str(error))
+                self._refuse(error)
             if time.monotonic() - beaten_at > _BEAT_S:
                 beaten_at = time.monotonic()
                 self._post(messages.RankAlive())
@@ -164,10 +164,10 @@ class _Agent:
             )
         return _ORPHANED
 
-    def _refuse(self, code: int, text: str) -> None:
+    def _refuse(self, error: ManegeError) -> None:
         """Tell rank 0, which ends the job, that nothing more can be done here."""
         self._refused = True
-        self._post(Refused(code, text))
+        self._post(Refused.of(error))
 
     def _obey(self, rank: int, message: Any) -> None:
         match message:

@@ -19,7 +19,15 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
 
 from manege.config import RunConfig
-from manege.errors import EXIT_MACHINE, EXIT_STOPPED, ConfigError, MachineError
+from manege.errors import (
+    EXIT_MACHINE,
+    EXIT_STOPPED,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MachineError,
+    ManegeError,
+)
 from manege.observer import Asks
 
 T = TypeVar("T")
@@ -201,16 +209,25 @@ class Died:
 
 @_message("refused")
 class Refused:
-    """Bad input, or a machine that refuses: the exit code and the line to say."""
+    """Bad input, or a machine that refuses: the exit code, the line to say, the error's class."""
 
     code: int
     text: str
+    kind: str = ""
+
+    @classmethod
+    def of(cls, error: ManegeError) -> Refused:
+        """Return the message that hands an error on."""
+        return cls(error.exit_code, str(error), type(error).__name__)
 
     def error(self) -> BaseException:
         """Return the error that the command ends with."""
         if self.code == EXIT_STOPPED:
             return KeyboardInterrupt(self.text)
-        return MachineError(self.text) if self.code == EXIT_MACHINE else ConfigError(self.text)
+        if self.code == EXIT_MACHINE:
+            return MachineError(self.text)
+        kinds = {one.__name__: one for one in (CheckpointError, DataError)}
+        return kinds.get(self.kind, ConfigError)(self.text)
 
 
 # What the coordinator tells a worker.

@@ -188,7 +188,7 @@ class _Server:
         try:
             answer = work()
         except ManegeError as error:
-            answer = _refused(error)
+            answer = Refused.of(error)
         except KeyboardInterrupt:
             answer = Refused(EXIT_STOPPED, "interrupted")
         self._send(answer)
@@ -202,7 +202,7 @@ class _Server:
         try:
             pid = processes.fork()
         except MachineError as error:
-            self._send(_refused(error))
+            self._send(Refused.of(error))
             return
         if pid == 0:
             _die_with_parent()
@@ -248,7 +248,7 @@ class _Server:
             pid = processes.fork()
         except MachineError as error:
             os.close(file)
-            self._send(_refused(error))
+            self._send(Refused.of(error))
             return
         if pid == 0:
             _die_with_parent()
@@ -356,7 +356,7 @@ def _train(bound: TrainingSetup, rundir: RunDir, number: int, channel: Channel) 
     except Gone:
         os._exit(0)  # Nobody would give its files their names.
     except ManegeError as error:
-        channel.send(encode(_refused(error)))
+        channel.send(encode(Refused.of(error)))
         channel.flush(_FLUSH_S)
         return EXIT_INPUT
     except Exception as error:
@@ -367,11 +367,6 @@ def _train(bound: TrainingSetup, rundir: RunDir, number: int, channel: Channel) 
         channel.flush(_FLUSH_S)
         return CRASHED
     return 0
-
-
-def _refused(error: ManegeError) -> Refused:
-    """Return the message that hands an error on to whoever asked."""
-    return Refused(error.exit_code, str(error))
 
 
 def _is_adopted(received: tuple[Any, tuple[int, ...]]) -> bool:
