@@ -205,6 +205,22 @@ def test_own_code_that_raises_fails_its_class_by_name_and_line(tmp_path):
     assert reason in done.err
 
 
+@pytest.mark.full
+def test_own_code_that_hangs_is_named_and_the_run_is_saved(tmp_path):
+    """In the second step of each attempt."""
+    parts = ("--networks", "mlp", "--set", "networks.hidden=8", "--loss", "foreign_parts:breaking")
+    env = {"HANGS_AT": "1", "PYTHONPATH": _path(FOLDER)}
+    done = run_process(
+        *("train", *SMALL, *parts, "--workers", "2", "--out", "r"), cwd=tmp_path, env=env
+    )
+    assert done.code == 4, done.err
+    cells = json.loads((tmp_path / "r" / "status.json").read_text())["cells"]
+    for label in ("3", "7"):
+        assert cells[label]["state"] == "failed"
+        assert "hung: not heard of for " in cells[label]["reason"]
+        assert "it runs code of foreign_parts:breaking" in cells[label]["reason"]
+
+
 def test_what_workers_cannot_import_is_refused_before_training(copied, monkeypatch):
     """The folder is taken away between the preparation and the loading."""
     done = _process(
