@@ -213,7 +213,8 @@ def train(
 
     Example:
         >>> run = manege.train("digits", classes=["3", "8"], rounds=2, workers=2)
-        >>> run.sample(12, label="8", seed=7).save("eights.png")
+        >>> run.sample(12, label="8", seed=7).save("eights.png").name
+        'eights.png'
     """
     given = {"method": method, "rounds": rounds, "budget": budget, **settings}
     source = _source(data, image_column=image_column, label_column=label_column)
@@ -308,7 +309,8 @@ def sample(source: Run | Model | str | Path, count: int = 64, **options: Any) ->
     Example:
         >>> run = manege.train("digits", rounds=2)
         >>> drawn = manege.sample(run, 12, label="8", seed=7)
-        >>> drawn.save("eights.png")
+        >>> drawn.save("eights.png").name
+        'eights.png'
     """
     return _model(source, "model").sample(count, **options)
 
