@@ -272,6 +272,7 @@ def test_a_lost_scorer_is_made_again_on_resume(tmp_path):
 def test_toys_are_scored_by_their_points(tmp_path):
     done = manege.train(
         "ring8",
+        runtime="inline",
         preset="paper",
         out=tmp_path / "run",
         rounds=2,
