@@ -41,9 +41,12 @@ GRID = (
     *("--set", "training.batches_per_round=20", "--sheet-every", "6"),
     *("--set", "networks.hidden=32", "--set", "networks.latent=8"),
     *("--set", "cellular.fitness_samples=64", "--set", "cellular.mixture.samples=200"),
-    *("--set", "cellular.mixture.final_samples=400"),
+    *("--set", "cellular.mixture.final_samples=400", "--set", "cellular.mixture.steps=100"),
+    *("--set", "cellular.mixture.final_steps=1000"),
 )
 METHODS = {"per-class": PER_CLASS, "grid": GRID}
+LONG = {"per-class": (*PER_CLASS, "--rounds", "1600"), "grid": (*GRID, "--rounds", "60")}
+"""Long enough to be killed ten times, on a fast machine too."""
 soak = partial(pytest.param, marks=pytest.mark.soak)
 """What `make soak` tries besides."""
 full = partial(pytest.param, marks=pytest.mark.full)
@@ -222,17 +225,22 @@ def _killed_at_random(args: tuple[str, ...], path: Path, seed: int, kills: int) 
     return deaths
 
 
+@pytest.fixture(params=LONG)
+def long(request) -> tuple[str, ...]:
+    return LONG[request.param]
+
+
 @pytest.mark.full
-def test_trainers_killed_at_random_moments_cost_nothing_but_time(method, wanted, tmp_path):
-    _killed_at_random(METHODS[method], tmp_path / "run", seed=5, kills=10)
-    assert state_of(tmp_path / "run") == wanted
+def test_trainers_killed_at_random_moments_cost_nothing_but_time(long, undisturbed, tmp_path):
+    _killed_at_random(long, tmp_path / "run", seed=5, kills=10)
+    assert state_of(tmp_path / "run") == undisturbed(*long)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
-def test_hundreds_of_kills(seed, method, wanted, tmp_path):
-    _killed_at_random(METHODS[method], tmp_path / "run", seed=100 + seed, kills=10)
-    assert state_of(tmp_path / "run") == wanted
+def test_hundreds_of_kills(seed, long, undisturbed, tmp_path):
+    _killed_at_random(long, tmp_path / "run", seed=100 + seed, kills=10)
+    assert state_of(tmp_path / "run") == undisturbed(*long)
 
 
 @pytest.mark.soak
