@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from manege.config.section import OWN, Chance, ConfigSection, PartName, Positive, is_plain
+from manege.config.section import OWN, Chance, ConfigSection, OwnPart, PartName, Positive
 from manege.plugins import reference_named
 
 MOST_CELLS = 10_000
@@ -100,28 +100,10 @@ class Isolated(ConfigSection):
     kind: Literal["isolated"] = "isolated"
 
 
-class OwnCells(ConfigSection):
+class OwnCells(OwnPart):
     """Whom a function from outside the package says; other keys are its parameters."""
 
-    model_config = ConfigDict(extra="allow")
-
-    kind: Annotated[str, PartName()]
-    """The function's ``module:name``."""
-
-    @model_validator(mode="after")
-    def _check(self) -> OwnCells:
-        for name, value in self.parameters.items():
-            if not is_plain(value):
-                raise ValueError(
-                    f"cellular.neighbourhood.{name}: found {type(value).__name__}, expected what "
-                    "YAML can write: numbers, texts, null, lists or sections of them"
-                )
-        return self
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The keyword arguments of the function."""
-        return dict(self.__pydantic_extra__ or {})
+    where = "cellular.neighbourhood"
 
 
 def _kind_of_cells(value: Any) -> str | None:

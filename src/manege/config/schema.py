@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -29,6 +28,7 @@ from manege.config.cellular import CellularConfig
 from manege.config.section import (
     OWN,
     ConfigSection,
+    OwnPart,
     PartName,
     Positive,
     SourceName,
@@ -247,37 +247,10 @@ class MlpNetworks(ConfigSection):
     activation: Activation = Activation.TANH
 
 
-class OwnNetworks(ConfigSection):
+class OwnNetworks(OwnPart):
     """A pair from outside the package; every other key is a parameter of its factory."""
 
-    model_config = ConfigDict(extra="allow")
-
-    kind: Annotated[str, PartName()]
-    """The factory's ``module:name``."""
-
-    @model_validator(mode="after")
-    def _check(self) -> OwnNetworks:
-        for name, value in self.parameters.items():
-            if not _is_plain(value):
-                raise ValueError(
-                    f"networks.{name}: found {type(value).__name__}, expected what YAML can write: "
-                    "numbers, texts, null, lists or sections of them"
-                )
-        return self
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The keyword arguments of the factory."""
-        return dict(self.__pydantic_extra__ or {})
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value comes back from YAML and JSON as it is."""
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
-    return value is None or type(value) in (bool, int, float, str)
+    where = "networks"
 
 
 def _networks_kind(value: Any) -> str | None:

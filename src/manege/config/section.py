@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import PydanticKnownError, core_schema
 
 from manege.plugins import is_reference, reference_named
@@ -69,12 +69,39 @@ class SourceName(PartName):
         return handler(source)
 
 
-def is_plain(value: Any) -> bool:
+class OwnPart(ConfigSection):
+    """A part from outside the package, with parameters: every key but `kind` is one."""
+
+    model_config = ConfigDict(extra="allow")
+
+    where: ClassVar[str]
+    """The section's dotted key, for messages."""
+
+    kind: Annotated[str, PartName()]
+    """Its ``module:name``."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name, value in self.parameters.items():
+            if not _is_plain(value):
+                raise ValueError(
+                    f"{self.where}.{name}: found {type(value).__name__}, expected what YAML can "
+                    "write: numbers, texts, null, lists or sections of them"
+                )
+        return self
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The keyword arguments of its function."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+def _is_plain(value: Any) -> bool:
     """Return whether a value comes back from YAML and JSON as it is."""
     if isinstance(value, list):
-        return all(map(is_plain, value))
+        return all(map(_is_plain, value))
     if isinstance(value, dict):
-        return all(isinstance(key, str) and is_plain(one) for key, one in value.items())
+        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
     return value is None or type(value) in (bool, int, float, str)
 
 
